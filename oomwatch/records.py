@@ -1,0 +1,339 @@
+"""The plain records that stages hand to each other. No logic, no I/O; units are in the names.
+
+Unknown is None, never 0. Times are UTC epoch seconds. Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Verdict = Literal["oom", "at_risk", "healthy", "not_oom", "unknown"]
+CauseClass = Literal["startup", "long_context", "irregular", "not_oom"]
+Direction = Literal["more_kv", "less_kv", "less_weights", "less_host", "free_gpu", "other"]
+Phase = Literal["starting", "serving", "exited", "unknown"]
+EvidenceSource = Literal[
+    "log", "kernel", "metrics", "nvml", "process", "arguments", "config", "computed"
+]
+SourceStatusName = Literal["ok", "warning", "error", "not_available"]
+
+
+# ---------------------------------------------------------------- samples (sources produce them)
+@dataclasses.dataclass(frozen=True, slots=True)
+class GpuSample:
+    """One reading of one GPU or MIG instance; NVML v2: total = reserved + used + free."""
+
+    at: float
+    gpu: int
+    uuid: str | None = None
+    name: str | None = None
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+    free_bytes: int | None = None
+    reserved_bytes: int | None = None
+    utilization_ratio: float | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GpuProcessSample:
+    """GPU memory that one process holds on one GPU; used_bytes None where the driver hides it."""
+
+    at: float
+    gpu: int
+    pid: int
+    name: str | None = None
+    used_bytes: int | None = None
+    kind: str | None = None  # compute, graphics, mps
+    mig: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProcessSample:
+    """One reading of one process."""
+
+    at: float
+    pid: int
+    ppid: int | None = None
+    name: str | None = None
+    cmdline: tuple[str, ...] | None = None
+    rss_bytes: int | None = None
+    shared_bytes: int | None = None
+    swap_bytes: int | None = None
+    cgroup: str | None = None
+    unit: str | None = None
+    container: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostSample:
+    """Host memory, and the kernel's count of OOM kills in the watched cgroup."""
+
+    at: float
+    mem_total_bytes: int | None = None
+    mem_available_bytes: int | None = None
+    swap_used_bytes: int | None = None
+    cgroup_oom_kills: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineSample:
+    """What an engine's own counters say at one moment; counters keep their `_total`."""
+
+    at: float
+    engine: str
+    running: float | None = None
+    waiting: float | None = None
+    swapped: float | None = None
+    kv_usage_ratio: float | None = None
+    preemptions_total: float | None = None
+    prompt_tokens_total: float | None = None
+    generation_tokens_total: float | None = None
+    prefix_cache_queries_total: float | None = None
+    prefix_cache_hits_total: float | None = None
+    request_success_total: float | None = None
+    kv_blocks_total: float | None = None
+    block_size_tokens: float | None = None
+    extra: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Further counters and gauges by their own name, without the engine's prefix."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LogLine:
+    """One physical line of a log, or one carriage-return part of it, without its wrappers.
+
+    `text` has no container, journal, timestamp, level, process or rank prefix and no colours or
+    control characters. `number` counts line feeds of the decompressed file, from 1.
+    """
+
+    source: str
+    number: int
+    text: str
+    at: float | None = None
+    level: str | None = None
+    process: str | None = None
+    pid: int | None = None
+    rank: str | None = None
+    origin: str | None = None
+    """The engine's source file and line, as printed: ``core.py:515``."""
+    stream: str | None = None
+    prefixed: bool = False
+    """Whether the line carried an engine prefix; lines of a traceback often do not."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """How reading one source went; becomes an entry of `sources` in the report."""
+
+    name: str
+    status: SourceStatusName
+    detail: str | None = None
+
+
+# ---------------------------------------------------------------- what a recording or host yields
+@dataclasses.dataclass(frozen=True, slots=True)
+class RecordedEngine:
+    """An engine as the manifest of a recording, or discovery, describes it."""
+
+    id: str
+    engine: str | None = None
+    version: str | None = None
+    command: tuple[str, ...] | None = None
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    pids: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
+    log: str | None = None
+    metrics_url: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Series:
+    """All samples that were read, each tuple in order of time."""
+
+    gpus: tuple[GpuSample, ...] = ()
+    gpu_processes: tuple[GpuProcessSample, ...] = ()
+    processes: tuple[ProcessSample, ...] = ()
+    hosts: tuple[HostSample, ...] = ()
+    engines: tuple[EngineSample, ...] = ()
+
+
+# ---------------------------------------------------------------- diagnosis
+@dataclasses.dataclass(frozen=True, slots=True)
+class Evidence:
+    """One claim that can be looked up: where it stands, and what stands there."""
+
+    source: EvidenceSource
+    where: str
+    at: float | None = None
+    text: str | None = None
+    value: float | int | str | bool | None = None
+    unit: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """One start of one engine: who it is, how it was started, what it said about its memory.
+
+    `arguments` are the flags that were given, by their canonical long name (``--max-model-len``),
+    with the values as typed. `in_force` holds the values in force by the same names, as numbers
+    where they are numbers: given flags, values the log prints, then the version's defaults.
+    """
+
+    id: str
+    engine: str | None = None  # vllm, sglang, tgi, lmdeploy, llama.cpp, pytorch, ...
+    fork: str | None = None  # "vllm-ascend" and the like; flags are then not validated
+    version: str | None = None
+    model: str | None = None
+    command: tuple[str, ...] | None = None
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    in_force: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    pids: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
+    phase: Phase = "unknown"
+    generation: str | None = None  # vLLM: "V0" or "V1"
+    kv_tokens: int | None = None
+    kv_blocks: int | None = None
+    block_size_tokens: int | None = None
+    max_model_len: int | None = None
+    max_concurrency: float | None = None
+    total_bytes: int | None = None  # CUDA's total of the deciding GPU
+    free_at_start_bytes: int | None = None
+    weights_bytes: int | None = None
+    kv_bytes: int | None = None
+    activation_bytes: int | None = None
+    non_torch_bytes: int | None = None
+    graph_bytes: int | None = None
+    available_gpu_bytes: int | None = None  # SGLang's available_gpu_mem at ready
+    model_config: Mapping[str, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Alternative:
+    """A second explanation, and why it ranks lower."""
+
+    cls: CauseClass
+    cause: str
+    confidence: float
+    why_less_likely: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryPart:
+    """One part of a GPU's ledger."""
+
+    name: str
+    bytes: int
+    source: str  # log, nvml, computed
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GpuLedger:
+    """Where the bytes of one GPU are; the parts add up to the total."""
+
+    gpu: int | None
+    total_bytes: int | None
+    parts: tuple[MemoryPart, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule concluded.
+
+    `values` carries the numbers that remedies need, by documented names (docs/design.md).
+    """
+
+    cls: CauseClass
+    cause: str
+    confidence: float
+    summary: str
+    evidence: tuple[Evidence, ...] = ()
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unseen: tuple[str, ...] = ()
+    engine_id: str | None = None
+    at: float | None = None
+    risk: bool = False
+    """Growing or saturated while the engine still serves: a risk rather than an incident."""
+    strength: int = 0
+    """Kind of evidence: 5 arithmetic, 4 named check, 3 stage, 2 counters, 1 trend, 0 nothing."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Effect:
+    """What a remedy is predicted to change; None where it cannot be said."""
+
+    kv_tokens_before: int | None = None
+    kv_tokens_after: int | None = None
+    freed_bytes: int | None = None
+    max_concurrency_before: float | None = None
+    max_concurrency_after: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Remedy:
+    """One way out: flags to set or remove, variables to export, or an action for a person."""
+
+    id: str
+    title: str
+    direction: Direction
+    why: str
+    cost: str
+    set: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    action: str | None = None
+    effect: Effect | None = None
+    valid_for: str | None = None
+    validated: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Incident:
+    """One event, with its explanation and its remedies."""
+
+    id: str
+    finding: Finding
+    alternatives: tuple[Alternative, ...] = ()
+    memory: tuple[GpuLedger, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+    count: int = 1  # times the same event repeated (restart loops)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Risk:
+    """Something that will become an incident."""
+
+    finding: Finding
+    gpu: int | None = None
+    eta_seconds: float | None = None
+    remedies: tuple[Remedy, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as the report lists it."""
+
+    index: int | None
+    uuid: str | None = None
+    name: str | None = None
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+    free_bytes: int | None = None
+    reserved_bytes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The whole answer of one `diagnose`."""
+
+    verdict: Verdict
+    generated_at: float
+    host: str | None = None
+    engines: tuple[EngineFacts, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    risks: tuple[Risk, ...] = ()
+    sources: tuple[SourceStatus, ...] = ()
+    advice: tuple[str, ...] = ()  # flags of the user's own that are known to be wrong
