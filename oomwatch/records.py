@@ -17,6 +17,16 @@ EvidenceSource = Literal[
     "log", "kernel", "metrics", "nvml", "process", "arguments", "config", "computed"
 ]
 SourceStatusName = Literal["ok", "warning", "error", "not_available"]
+KernelEventKind = Literal[
+    "oom_kill",  # the OOM killer chose and killed a process
+    "oom_invoked",  # it was called, and no kill is in the log
+    "unit_oom_kill",  # systemd says that a process of a unit was killed
+    "xid",  # an NVIDIA driver error with a code
+    "driver_no_memory",  # an allocation inside the GPU driver failed
+    "driver_mismatch",  # user-space and kernel parts of the driver differ
+    "hardware_ecc",  # host memory or machine-check error
+    "native_crash",  # SIGSEGV, SIGILL, SIGBUS as the kernel logs them
+]
 
 
 # ---------------------------------------------------------------- samples (sources produce them)
@@ -121,6 +131,27 @@ class LogLine:
     stream: str | None = None
     prefixed: bool = False
     """Whether the line carried an engine prefix; lines of a traceback often do not."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KernelEvent:
+    """One thing the kernel or the GPU driver said: a kill, an Xid, a driver allocation that failed.
+
+    `fields` carries what the kind has, by these names: pid, comm (15 characters at most),
+    total_vm_bytes, anon_rss_bytes, file_rss_bytes, shmem_rss_bytes, oom_score_adj, constraint,
+    scope (``host`` or ``cgroup``), oom_memcg, task_memcg, invoked_by, group (path), usage_bytes,
+    limit_bytes, tasks (pid, comm, rss_bytes; largest first), unit, container, pod_uid; xid, pci
+    (``0000:3b:00``), uuid, name, detail, gpu_instance, compute_instance, xid_kind, xid_meaning;
+    module, offset, client_version, kernel_version, corrected.
+    """
+
+    kind: KernelEventKind
+    text: str
+    number: int = 0
+    """Line of the file, counted in line feeds from 1; 0 for live reading."""
+    at: float | None = None
+    monotonic_seconds: float | None = None
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

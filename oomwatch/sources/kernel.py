@@ -1,0 +1,242 @@
+"""The kernel log: OOM kills, Xids and driver errors, from a file, the journal or /dev/kmsg."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import lzma
+import os
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Final, cast
+
+from oomwatch.errors import (
+    NoDataError,
+    OomwatchError,
+    PermissionDeniedError,
+    SourceError,
+    SourceUnavailable,
+)
+from oomwatch.records import KernelEvent
+from oomwatch.sources.kernel_events import INTERESTING, Assembler, normalize_pci
+from oomwatch.sources.kernel_format import Unwrapper
+
+__all__ = [
+    "iterate_kernel_events",
+    "normalize_pci",
+    "parse_kernel_lines",
+    "read_journal",
+    "read_kernel_log",
+    "read_kmsg",
+    "read_live_kernel_log",
+]
+
+_LONGEST_LINE_BYTES: Final = 1 << 16
+_LARGEST_KMSG_RECORD_BYTES: Final = 8192  # the kernel answers EINVAL to smaller buffers
+_JOURNAL_TIMEOUT_SECONDS: Final = 30.0
+
+
+def iterate_kernel_events(
+    lines: Iterable[tuple[int, str]],
+    *,
+    zone: datetime.tzinfo = datetime.UTC,
+    now: float | None = None,
+) -> Iterator[KernelEvent]:
+    """Events of numbered lines, in order. Any text is accepted; what is no kernel line is skipped.
+
+    `zone` is assumed for times that name none; `now` dates times without a year.
+    """
+    unwrapper, assembler = Unwrapper(zone=zone, now=now), Assembler()
+    number = 0
+    for number, raw in lines:
+        line = unwrapper.line(raw)
+        if line is not None and INTERESTING.search(line.text):
+            yield from assembler.feed(number, line)
+    last = unwrapper.finish()
+    if last is not None:
+        yield from assembler.feed(number, last)
+    yield from assembler.finish()
+
+
+def parse_kernel_lines(
+    lines: Iterable[tuple[int, str]],
+    *,
+    zone: datetime.tzinfo = datetime.UTC,
+    now: float | None = None,
+) -> list[KernelEvent]:
+    """`iterate_kernel_events` as a list."""
+    return list(iterate_kernel_events(lines, zone=zone, now=now))
+
+
+def read_kernel_log(path: str, *, zone: datetime.tzinfo = datetime.UTC) -> Iterator[KernelEvent]:
+    """Events of a file: dmesg, kmsg, syslog or journal text; plain, gz, xz or zst.
+
+    Raises `NoDataError` if there is no such file, `PermissionDeniedError`, or `SourceUnavailable`.
+    """
+    try:
+        with _open(path) as stream:
+            modified = Path(path).stat().st_mtime
+            yield from iterate_kernel_events(_numbered(stream), zone=zone, now=modified)
+    except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+        raise _as_source_error(path, error) from error
+
+
+def read_kmsg(path: str = "/dev/kmsg", *, boot_time: float | None = None) -> list[KernelEvent]:
+    """Events that are in the kernel's ring buffer now. Reading it needs CAP_SYSLOG.
+
+    `boot_time` (epoch seconds) turns the kernel's clock into times; by default this host's.
+    """
+    started = _boot_time() if boot_time is None else boot_time
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise _as_source_error(path, error) from error
+    try:
+        events = parse_kernel_lines((0, record) for record in _kmsg_records(handle))
+    except OSError as error:
+        raise _as_source_error(path, error) from error
+    finally:
+        os.close(handle)
+    if started is None:
+        return events
+    return [_with_time(event, started) for event in events]
+
+
+def read_journal(
+    *, since: str | None = None, directory: str | None = None, lines: int | None = None
+) -> list[KernelEvent]:
+    """Events of the journal's kernel messages of this boot (`since` looks further back).
+
+    `directory` reads another journal than this host's. Raises as `read_kernel_log`.
+    """
+    command = ["journalctl", "--no-pager", "--quiet", "--all", "-o", "json"]
+    # Messages of systemd about its units' kills are no kernel messages: both are asked for.
+    command += ["_TRANSPORT=kernel", "+", "_COMM=systemd", "MESSAGE_ID=" + _UNIT_OOM_MESSAGE_ID]
+    if directory is None and since is None:
+        command.append("--boot")
+    command += [] if since is None else ["--since", since]
+    command += [] if directory is None else ["-D", directory]
+    command += [] if lines is None else ["--lines", str(lines)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, check=False, timeout=_JOURNAL_TIMEOUT_SECONDS
+        )
+    except FileNotFoundError as error:
+        raise NoDataError("no journalctl on this host") from error
+    except subprocess.TimeoutExpired as error:
+        raise SourceUnavailable("journalctl did not answer within 30 s") from error
+    complaint = done.stderr.decode("utf-8", "replace")
+    if "permission" in complaint.lower() and not done.stdout:
+        raise PermissionDeniedError(
+            "the journal may not be read: join the group systemd-journal, or run as root"
+        )
+    if done.returncode and not done.stdout:
+        # "No journal files were found" and the like: normal where journald does not run.
+        raise NoDataError("no kernel messages in the journal")
+    return parse_kernel_lines(
+        (0, line) for line in done.stdout.decode("utf-8", "replace").split("\n")
+    )
+
+
+def read_live_kernel_log() -> tuple[list[KernelEvent], str]:
+    """Events of this host and where they were read: the journal, else /dev/kmsg.
+
+    Raises the error of /dev/kmsg's if neither can be read; its message says what to allow.
+    """
+    try:
+        return read_journal(), "journal"
+    except SourceError as journal_error:
+        try:
+            return read_kmsg(), "/dev/kmsg"
+        except SourceError as kmsg_error:
+            if isinstance(journal_error, PermissionDeniedError):
+                raise journal_error from kmsg_error
+            raise
+
+
+# systemd's catalogue id of "A process of this unit has been killed by the OOM killer".
+_UNIT_OOM_MESSAGE_ID: Final = "fe6faa94e7774663a0da52717891d8ef"
+
+
+def _with_time(event: KernelEvent, boot_time: float) -> KernelEvent:
+    if event.monotonic_seconds is None or event.at is not None:
+        return event
+    return KernelEvent(
+        event.kind,
+        event.text,
+        event.number,
+        boot_time + event.monotonic_seconds,
+        event.monotonic_seconds,
+        event.fields,
+    )
+
+
+def _boot_time() -> float | None:
+    try:
+        for line in Path("/proc/stat").read_text("ascii", "replace").splitlines():
+            if line.startswith("btime "):
+                return float(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def _kmsg_records(handle: int) -> Iterator[str]:
+    while True:
+        try:
+            record = os.read(handle, _LARGEST_KMSG_RECORD_BYTES)
+        except BlockingIOError:
+            return  # the end of what is there
+        except BrokenPipeError:
+            continue  # records were overwritten while we read: go on with the oldest there is
+        if not record:
+            return
+        yield from record.decode("utf-8", "replace").splitlines()[:1]
+
+
+def _open(path: str) -> IO[bytes]:
+    stream = Path(path).open("rb")  # noqa: SIM115 - closed by the caller, or below
+    try:
+        magic = stream.read(6) if stream.seekable() else b""
+        if magic:
+            stream.seek(0)
+        if magic.startswith(b"\x1f\x8b"):
+            return cast("IO[bytes]", gzip.GzipFile(fileobj=stream))
+        if magic == b"\xfd7zXZ\x00":
+            return cast("IO[bytes]", lzma.LZMAFile(stream))
+        if magic.startswith(b"\x28\xb5\x2f\xfd"):
+            import io  # noqa: PLC0415 - with zstandard, only where needed
+
+            import zstandard  # noqa: PLC0415 - heavy, and seldom needed
+
+            reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+            return cast("IO[bytes]", io.BufferedReader(cast("io.RawIOBase", reader)))
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def _numbered(stream: IO[bytes]) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers; what is beyond 64 KiB of a line is dropped."""
+    number = 0
+    while line := stream.readline(_LONGEST_LINE_BYTES):
+        number += 1
+        whole = line.endswith(b"\n")
+        yield number, line.decode("utf-8", "replace")
+        while not whole:
+            rest = stream.readline(_LONGEST_LINE_BYTES)
+            whole = not rest or rest.endswith(b"\n")
+
+
+def _as_source_error(path: str, error: BaseException) -> OomwatchError:
+    if isinstance(error, PermissionError):
+        hint = (
+            "run as root, or allow CAP_SYSLOG" if path == "/dev/kmsg" else "read it as another user"
+        )
+        return PermissionDeniedError(f"{path} may not be read: {hint}")
+    if isinstance(error, FileNotFoundError):
+        return NoDataError(f"{path}: no such file")
+    reason = error.strerror if isinstance(error, OSError) else None
+    return SourceUnavailable(f"{path}: {reason or 'damaged or cut short'}")
