@@ -6,9 +6,9 @@ an incident repeated), `summary` of a risk, and `advice` (wrong flags of the use
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 import math
+import pkgutil
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -60,8 +60,8 @@ def render_json(diagnosis: Diagnosis) -> str:
 
 def read_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) that `to_json` obeys, from package data."""
-    path = importlib.resources.files("oomwatch.report") / "schema/oomwatch.diagnosis-1.schema.json"
-    schema: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    text = pkgutil.get_data("oomwatch.report", "schema/oomwatch.diagnosis-1.schema.json")
+    schema: dict[str, Any] = json.loads(text or b"{}")
     return schema
 
 

@@ -1,0 +1,93 @@
+"""English texts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+TEXTS: Final = {
+    # verdicts, as the first words of a report
+    "verdict.oom": "OUT OF MEMORY",
+    "verdict.at_risk": "AT RISK",
+    "verdict.healthy": "HEALTHY",
+    "verdict.not_oom": "NOT A MEMORY FAILURE",
+    "verdict.unknown": "UNDECIDED",
+    "verdict.healthy.why": "Nothing ran out of memory in what was read.",
+    "verdict.unknown.why": "What was read does not decide whether memory ran out.",
+    # classes of causes
+    "class.startup": "while starting",
+    "class.long_context": "while serving, context and KV cache",
+    "class.irregular": "while serving, irregular",
+    "class.not_oom": "another failure",
+    "heading.startup": "Start-up",
+    "heading.long_context": "Long context and KV cache",
+    "heading.irregular": "Irregular growth and peaks",
+    "heading.not_oom": "Not out of memory",
+    # headings
+    "memory": "Memory",
+    "evidence": "Evidence",
+    "remedies": "What to do",
+    "alternatives": "Less likely",
+    "unseen": "Not seen, and would settle it",
+    "advice": "Wrong in your own flags",
+    "sources": "Sources",
+    "engines": "Engines",
+    "gpus": "GPUs",
+    "risk": "Risk",
+    "incident": "Incident",
+    "older": "Earlier incidents",
+    "page": "More: oomwatch explain {cause}",
+    "colon": ": ",
+    # facts of an incident
+    "confidence": "{percent} % sure",
+    "count": "{count} times",
+    "eta": "full in about {duration}",
+    "more": "{count} more with -v",
+    "in_use": "{used} of {total} in use",
+    "total": "{total} in all",
+    "no_total": "total unknown",
+    # rows of a remedy
+    "flags": "flags",
+    "remove": "remove",
+    "env": "env",
+    "action": "do",
+    "effect": "effect",
+    "cost": "cost",
+    "why": "why",
+    "check": "check",
+    "effect.tokens": "KV cache {before} → {after} tokens",
+    "effect.concurrency": "full-length requests at once {before} → {after}",
+    "effect.freed": "frees {size}",
+    "unchecked": "not verified for the running version",
+    "unchecked.reason": "not verified: {reason}",
+    "valid_for": "valid for {engine}",
+    # phases of an engine
+    "phase.starting": "starting",
+    "phase.serving": "serving",
+    "phase.exited": "exited",
+    "phase.unknown": "phase unknown",
+    "kv_tokens": "KV cache {tokens} tokens",
+    # status of a source
+    "status.ok": "ok",
+    "status.warning": "warning",
+    "status.error": "error",
+    "status.not_available": "not available",
+    # parts of a GPU's ledger
+    "part.weights": "weights",
+    "part.kv_cache": "KV cache",
+    "part.activation": "activation peak",
+    "part.cuda_graphs": "CUDA graphs",
+    "part.non_torch": "outside PyTorch",
+    "part.fragmentation": "fragmentation",
+    "part.other_processes": "other processes",
+    "part.driver_reserved": "driver",
+    "part.unattributed": "unattributed",
+    "part.free": "free",
+    # columns of tables
+    "column.cause": "Cause",
+    "column.meaning": "Meaning",
+    "column.part": "Part",
+    "column.size": "Size",
+    "column.where": "Where",
+    "column.what": "What it says",
+    "made_by": "Made by oomwatch {version} at {time}.",
+}

@@ -1,0 +1,126 @@
+"""Small facts of a Diagnosis as short text, shared by the renderers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from oomwatch.records import Effect, EngineFacts, Evidence, Gpu, Remedy
+from oomwatch.report.sanitize import clean
+from oomwatch.units import format_bytes, format_count, format_duration
+
+_ENGINE_NAMES: Final = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "tgi": "TGI",
+    "lmdeploy": "LMDeploy",
+    "ollama": "Ollama",
+    "pytorch": "PyTorch",
+    "tensorrt-llm": "TensorRT-LLM",
+}
+
+
+def engine_name(engine: EngineFacts) -> str:
+    """``vLLM 0.11.0``, ``vllm-ascend``, or its id where the engine is unknown."""
+    name = engine.fork or _ENGINE_NAMES.get(engine.engine or "", engine.engine) or engine.id
+    return clean(f"{name} {engine.version}" if engine.version else name, 60)
+
+
+def engine_line(engine: EngineFacts, texts: Mapping[str, str]) -> str:
+    """One engine in one line: name, model, phase, size of its KV cache."""
+    facts = [engine_name(engine), clean(engine.model or "", 80), texts[f"phase.{engine.phase}"]]
+    if engine.kv_tokens is not None:
+        facts.append(texts["kv_tokens"].format(tokens=format_count(engine.kv_tokens)))
+    return " · ".join(fact for fact in facts if fact)
+
+
+def gpu_row(gpu: Gpu, texts: Mapping[str, str]) -> tuple[str, str]:
+    """A GPU's label, and what is used of it."""
+    label = "GPU" if gpu.index is None else f"GPU {gpu.index}"
+    facts = [clean(gpu.name or "", 60)]
+    if gpu.used_bytes is not None and gpu.total_bytes is not None:
+        used, total = format_bytes(gpu.used_bytes), format_bytes(gpu.total_bytes)
+        facts.append(texts["in_use"].format(used=used, total=total))
+    elif gpu.total_bytes is not None:
+        facts.append(texts["total"].format(total=format_bytes(gpu.total_bytes)))
+    return label, " · ".join(fact for fact in facts if fact) or texts["no_total"]
+
+
+def local_time(at: float) -> str:
+    """Epoch seconds in the host's time zone, which is named; empty for impossible times."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def where(item: Evidence) -> str:
+    """Where a claim stands: file:line, a metric, a flag, or the kind of reading and its object."""
+    place = clean(item.where, 200)
+    if item.source in ("nvml", "process") and place.isdecimal():
+        return f"PID {place}"
+    return place
+
+
+def statement(item: Evidence, limit: int) -> str:
+    """What stands there: the quoted text, the value with its unit, or both for readings."""
+    text = clean(item.text or "", limit)
+    value = reading(item)
+    if not text or not value:
+        return text or value
+    quoted = item.source in ("log", "kernel") or value in text
+    return text if quoted else f"{text} ({value})"
+
+
+def reading(item: Evidence) -> str:
+    """A value for people: bytes as GiB, ratios as percent; empty where there is none."""
+    value, unit = item.value, clean(item.unit or "", 30)
+    if value is None:
+        return ""
+    if isinstance(value, bool | str):
+        return clean(f"{value} {unit}", 200)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit in ("bytes/s", "bytes/second", "bytes_per_second"):
+        return f"{format_bytes(value)}/s"
+    if unit == "seconds":
+        return format_duration(value)
+    if unit == "ratio":
+        return f"{100 * value:.3g} %"
+    shown = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return f"{shown} {unit}".rstrip()
+
+
+def effect(item: Effect | None, texts: Mapping[str, str]) -> str:
+    """What a remedy is predicted to change, before → after; empty where nothing is known."""
+    if item is None:
+        return ""
+    facts = []
+    if item.kv_tokens_after is not None:
+        before = format_count(item.kv_tokens_before)
+        after = format_count(item.kv_tokens_after)
+        facts.append(texts["effect.tokens"].format(before=before, after=after))
+    if item.max_concurrency_after is not None:
+        before = _times(item.max_concurrency_before)
+        after = _times(item.max_concurrency_after)
+        facts.append(texts["effect.concurrency"].format(before=before, after=after))
+    if item.freed_bytes is not None:
+        facts.append(texts["effect.freed"].format(size=format_bytes(item.freed_bytes)))
+    return " · ".join(facts)
+
+
+def validity(remedy: Remedy, texts: Mapping[str, str], *, verbose: bool) -> str:
+    """That a remedy's flags were not checked, and why; what they were checked for if `verbose`."""
+    changes = bool(remedy.set or remedy.unset)
+    reason = clean(remedy.valid_for or "", 200)
+    if remedy.validated or not changes:
+        return texts["valid_for"].format(engine=reason) if verbose and changes and reason else ""
+    return texts["unchecked.reason"].format(reason=reason) if reason else texts["unchecked"]
+
+
+def _times(value: float | None) -> str:
+    return "?" if value is None else f"{value:,.2f}".removesuffix("0").removesuffix(".0")

@@ -1,0 +1,308 @@
+"""A Diagnosis for a terminal: verdict first, then why, memory, evidence, remedies, gaps.
+
+Readable at 3 a.m.: nothing before the verdict, one indent, aligned labels, no ornaments. The
+newest incident stands in full; earlier ones take a line each unless `verbose`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from rich.cells import cell_len
+
+from oomwatch.records import (
+    Diagnosis,
+    EngineFacts,
+    Evidence,
+    Finding,
+    Incident,
+    Remedy,
+    Risk,
+    SourceStatus,
+)
+from oomwatch.report import phrases
+from oomwatch.report.flags import typed_env, typed_flags
+from oomwatch.report.layout import Sheet
+from oomwatch.report.locale import Language, catalogue
+from oomwatch.report.memory_bar import draw_memory
+from oomwatch.report.pages import meaning, title
+from oomwatch.report.sanitize import clean
+from oomwatch.units import format_duration
+
+_VERDICT_STYLE: Final = {
+    "oom": "bold red",
+    "at_risk": "bold yellow",
+    "healthy": "bold green",
+    "not_oom": "bold magenta",
+    "unknown": "bold cyan",
+}
+_STATUS_STYLE: Final = {"ok": "green", "warning": "yellow", "error": "red", "not_available": "dim"}
+_QUOTE_LIMIT: Final = 320  # characters of a quoted line: four lines of a narrow terminal
+_QUOTE_LIMIT_VERBOSE: Final = 2000
+_EVIDENCE_SHOWN: Final = 6
+_REMEDIES_SHOWN: Final = 6
+_SURE: Final = 0.8  # from here on the less likely causes are noise
+
+
+def render_text(
+    diagnosis: Diagnosis,
+    *,
+    width: int = 80,
+    color: bool = False,
+    lang: Language = "en",
+    verbose: bool = False,
+    quiet: bool = False,
+) -> str:
+    """The report as text that ends in a line feed; escape sequences only for colours, if on.
+
+    `quiet` leaves the verdict, the sentence and the first remedy; `verbose` adds what was cut,
+    the less likely causes and every source.
+    """
+    return _Report(diagnosis, Sheet(width, color=color), lang, verbose=verbose).render(quiet=quiet)
+
+
+class _Report:
+    def __init__(
+        self, diagnosis: Diagnosis, sheet: Sheet, lang: Language, *, verbose: bool
+    ) -> None:
+        self.diagnosis = diagnosis
+        self.sheet = sheet
+        self.lang = lang
+        self.texts: Mapping[str, str] = catalogue(lang)
+        self.verbose = verbose
+
+    def render(self, *, quiet: bool) -> str:
+        incidents, risks = self.diagnosis.incidents, self.diagnosis.risks
+        findings = [*(item.finding for item in incidents), *(item.finding for item in risks)]
+        self._verdict(findings[0] if findings else None)
+        if incidents:
+            self._incident(incidents[0], quiet=quiet)
+        elif risks:
+            self._risk(risks[0], quiet=quiet)
+        else:
+            self._nothing_found()
+        if not quiet:
+            self._others(incidents[1:], risks if incidents else risks[1:])
+            if not incidents:
+                self._gpus()
+            self._list("advice", self.diagnosis.advice, "yellow")
+            self._sources()
+            if findings:
+                self.sheet.blank()
+                self.sheet.text(self.texts["page"].format(cause=findings[0].cause), "dim")
+        return self.sheet.render()
+
+    # ------------------------------------------------------------ the first lines
+    def _verdict(self, finding: Finding | None) -> None:
+        verdict = self.diagnosis.verdict
+        word = self.texts[f"verdict.{verdict}"]
+        if finding is None:
+            self.sheet.spans((word, _VERDICT_STYLE[verdict]))
+        else:
+            self.sheet.heading(word, self._named(finding), _VERDICT_STYLE[verdict])
+
+    def _facts(self, finding: Finding, *more: str) -> None:
+        """The grey line under the verdict: cause, certainty, engine, time."""
+        engine = self._engine_of(finding)
+        facts = [
+            finding.cause,
+            self.texts[f"class.{finding.cls}"],
+            self.texts["confidence"].format(percent=round(100 * finding.confidence)),
+            *([phrases.engine_name(engine)] if engine else []),
+            *([clean(engine.model, 60)] if engine and engine.model else []),
+            *([phrases.local_time(finding.at)] if finding.at is not None else []),
+        ]
+        self.sheet.flow([fact for fact in (*facts, *more) if fact], " · ", "dim")
+
+    def _why(self, finding: Finding) -> None:
+        self.sheet.blank()
+        if self.lang != "en" and (sentence := meaning(finding.cause, self.lang)):
+            self.sheet.text(sentence)
+        self.sheet.text(clean(finding.summary, 600))
+
+    def _incident(self, incident: Incident, *, quiet: bool) -> None:
+        finding = incident.finding
+        times = [self.texts["count"].format(count=incident.count)] if incident.count > 1 else []
+        self._facts(finding, *times)
+        self._why(finding)
+        if quiet:
+            self._remedies(incident.remedies[:1])
+            return
+        if incident.memory:
+            self._title("memory")
+            draw_memory(self.sheet, incident.memory, self.texts)
+        self._evidence(finding.evidence)
+        self._remedies(incident.remedies)
+        self._alternatives(incident)
+        self._list("unseen", finding.unseen)
+
+    def _risk(self, risk: Risk, *, quiet: bool) -> None:
+        finding = risk.finding
+        self._facts(finding, *self._risk_facts(risk))
+        self._why(finding)
+        if quiet:
+            self._remedies(risk.remedies[:1])
+            return
+        self._evidence(finding.evidence)
+        self._remedies(risk.remedies)
+        self._list("unseen", finding.unseen)
+
+    def _nothing_found(self) -> None:
+        verdict = self.diagnosis.verdict
+        if why := self.texts.get(f"verdict.{verdict}.why"):
+            self.sheet.text(why)
+        for engine in self.diagnosis.engines:
+            self.sheet.text(phrases.engine_line(engine, self.texts), "dim")
+        if verdict == "unknown":
+            gaps = [
+                f"{clean(item.name)}: {clean(item.detail, _QUOTE_LIMIT)}"
+                for item in self.diagnosis.sources
+                if item.status != "ok" and item.detail
+            ]
+            self._list("unseen", gaps)
+
+    # ------------------------------------------------------------ sections
+    def _title(self, key: str) -> None:
+        self.sheet.blank()
+        self.sheet.spans((self.texts[key], "bold"))
+
+    def _evidence(self, evidence: Sequence[Evidence]) -> None:
+        if not evidence:
+            return
+        self._title("evidence")
+        shown = evidence if self.verbose else evidence[:_EVIDENCE_SHOWN]
+        limit = _QUOTE_LIMIT_VERBOSE if self.verbose else _QUOTE_LIMIT
+        rows = [(phrases.where(item), phrases.statement(item, limit)) for item in shown]
+        self.sheet.rows(rows, ("cyan", ""))
+        self._more(len(evidence) - len(shown))
+
+    def _remedies(self, remedies: Sequence[Remedy]) -> None:
+        if not remedies:
+            return
+        self._title("remedies")
+        shown = remedies if self.verbose else remedies[:_REMEDIES_SHOWN]
+        column = len(f"{len(shown)}. ")
+        for rank, remedy in enumerate(shown, 1):
+            if rank > 1:
+                self.sheet.blank()
+            self.sheet.row(
+                f"{rank}.", clean(remedy.title, 200), ("bold", "bold"), indent=2, column=column
+            )
+            self._remedy_rows(remedy, 2 + column)
+        self._more(len(remedies) - len(shown))
+
+    def _remedy_rows(self, remedy: Remedy, indent: int) -> None:
+        texts = self.texts
+        typed = (
+            ("flags", typed_flags(remedy.set)),
+            ("remove", [clean(flag) for flag in remedy.unset]),
+            ("env", typed_env(remedy.env)),
+        )
+        said = (
+            ("action", clean(remedy.action or "", 1000)),
+            ("effect", phrases.effect(remedy.effect, texts)),
+            ("cost", clean(remedy.cost, 400)),
+            ("why", clean(remedy.why, 600)),
+            ("check", phrases.validity(remedy, texts, verbose=self.verbose)),
+        )
+        keys = [key for key, _ in typed] + [key for key, _ in said]
+        column = max(cell_len(texts[key]) for key in keys) + 2
+        for key, parts in typed:
+            if parts:
+                self.sheet.command(texts[key], parts, indent=indent, column=column)
+        for key, text in said:
+            if text:
+                self.sheet.row(texts[key], text, ("dim", ""), indent=indent, column=column)
+
+    def _alternatives(self, incident: Incident) -> None:
+        open_question = self.verbose or incident.finding.confidence < _SURE
+        shown = incident.alternatives if open_question else ()
+        if shown:
+            self._title("alternatives")
+            rows = [
+                (
+                    f"{item.cause} ({round(100 * item.confidence)} %)",
+                    clean(item.why_less_likely, 400),
+                )
+                for item in shown
+            ]
+            self.sheet.rows(rows, ("", ""))
+
+    def _others(self, incidents: Sequence[Incident], risks: Sequence[Risk]) -> None:
+        if self.verbose:
+            for incident in incidents:
+                self._divide("incident", incident.finding)
+                self._incident(incident, quiet=False)
+            for risk in risks:
+                self._divide("risk", risk.finding)
+                self._risk(risk, quiet=False)
+            return
+        if incidents:
+            self._title("older")
+            for incident in incidents:
+                self._brief(incident.finding, incident.count, ())
+        if risks:
+            self._title("risk")
+            for risk in risks:
+                self._brief(risk.finding, 1, self._risk_facts(risk))
+
+    def _brief(self, finding: Finding, count: int, more: Sequence[str]) -> None:
+        when = phrases.local_time(finding.at) if finding.at is not None else ""
+        times = self.texts["count"].format(count=count) if count > 1 else ""
+        self.sheet.flow(
+            [fact for fact in (when, finding.cause, times, *more) if fact], " · ", "dim", indent=2
+        )
+        self.sheet.text(clean(finding.summary, 400), indent=2)
+
+    def _divide(self, key: str, finding: Finding) -> None:
+        self.sheet.blank()
+        self.sheet.heading(self.texts[key], self._named(finding), "bold")
+
+    def _gpus(self) -> None:
+        if not self.diagnosis.gpus:
+            return
+        self._title("gpus")
+        self.sheet.rows([phrases.gpu_row(gpu, self.texts) for gpu in self.diagnosis.gpus], ("", ""))
+
+    def _list(self, key: str, items: Sequence[str], style: str = "") -> None:
+        if not items:
+            return
+        self._title(key)
+        for item in items:
+            self.sheet.row("-", clean(item, 600), (style, style), indent=2, column=2)
+
+    def _sources(self) -> None:
+        failed = [item for item in self.diagnosis.sources if item.status in ("warning", "error")]
+        shown: Sequence[SourceStatus] = self.diagnosis.sources if self.verbose else failed
+        if not shown:
+            return
+        self._title("sources")
+        column = max(cell_len(self.texts[f"status.{item.status}"]) for item in shown) + 2
+        for item in shown:
+            detail = f": {clean(item.detail, _QUOTE_LIMIT)}" if item.detail else ""
+            self.sheet.row(
+                self.texts[f"status.{item.status}"], clean(item.name, 200) + detail,
+                (_STATUS_STYLE[item.status], ""), indent=2, column=column,
+            )  # fmt: skip
+
+    def _more(self, count: int) -> None:
+        if count > 0:
+            self.sheet.text(self.texts["more"].format(count=count), "dim", indent=2)
+
+    # ------------------------------------------------------------ look-ups
+    def _named(self, finding: Finding) -> str:
+        return self.texts["colon"] + title(finding.cause, self.lang)
+
+    def _engine_of(self, finding: Finding) -> EngineFacts | None:
+        engines = self.diagnosis.engines
+        for engine in engines:
+            if engine.id == finding.engine_id:
+                return engine
+        return engines[0] if len(engines) == 1 else None
+
+    def _risk_facts(self, risk: Risk) -> list[str]:
+        facts = [] if risk.gpu is None else [f"GPU {risk.gpu}"]
+        if risk.eta_seconds is not None:
+            facts.append(self.texts["eta"].format(duration=format_duration(risk.eta_seconds)))
+        return facts
