@@ -6,7 +6,11 @@ import datetime
 import gzip
 import lzma
 import os
+import signal
 import subprocess
+import sys
+import threading
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Final, cast
@@ -75,10 +79,12 @@ def read_kernel_log(path: str, *, zone: datetime.tzinfo = datetime.UTC) -> Itera
     Raises `NoDataError` if there is no such file, `PermissionDeniedError`, or `SourceUnavailable`.
     """
     try:
-        with _open(path) as stream:
+        with Path(path).open("rb") as stream, _decompressed(stream) as text:
             modified = Path(path).stat().st_mtime
-            yield from iterate_kernel_events(_numbered(stream), zone=zone, now=modified)
-    except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+            yield from iterate_kernel_events(_numbered(text), zone=zone, now=modified)
+    except _zstd_errors() as error:
+        raise _as_source_error(path, error) from error
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise _as_source_error(path, error) from error
 
 
@@ -119,24 +125,34 @@ def read_journal(
     command += [] if directory is None else ["-D", directory]
     command += [] if lines is None else ["--lines", str(lines)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, check=False, timeout=_JOURNAL_TIMEOUT_SECONDS
-        )
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except FileNotFoundError as error:
         raise NoDataError("no journalctl on this host") from error
-    except subprocess.TimeoutExpired as error:
-        raise SourceUnavailable("journalctl did not answer within 30 s") from error
-    complaint = done.stderr.decode("utf-8", "replace")
-    if "permission" in complaint.lower() and not done.stdout:
+    # Killing the child ends the reading below, however long the journal is.
+    deadline = threading.Timer(_JOURNAL_TIMEOUT_SECONDS, child.kill)
+    deadline.start()
+    count = 0
+
+    def numbered() -> Iterator[tuple[int, str]]:
+        nonlocal count
+        for line in cast("IO[bytes]", child.stdout):
+            count += 1
+            yield 0, line.decode("utf-8", "replace")
+
+    with child:
+        events = parse_kernel_lines(numbered())
+        complaint = cast("IO[bytes]", child.stderr).read().decode("utf-8", "replace")
+    deadline.cancel()
+    if child.returncode == -signal.SIGKILL:
+        raise SourceUnavailable(f"journalctl did not end within {_JOURNAL_TIMEOUT_SECONDS:.0f} s")
+    if not count and "permission" in complaint.lower():
         raise PermissionDeniedError(
             "the journal may not be read: join the group systemd-journal, or run as root"
         )
-    if done.returncode and not done.stdout:
-        # "No journal files were found" and the like: normal where journald does not run.
+    if not count:
+        # A kernel that booted has said something: this journal does not collect it.
         raise NoDataError("no kernel messages in the journal")
-    return parse_kernel_lines(
-        (0, line) for line in done.stdout.decode("utf-8", "replace").split("\n")
-    )
+    return events
 
 
 def read_live_kernel_log() -> tuple[list[KernelEvent], str]:
@@ -192,30 +208,34 @@ def _kmsg_records(handle: int) -> Iterator[str]:
             continue  # records were overwritten while we read: go on with the oldest there is
         if not record:
             return
-        yield from record.decode("utf-8", "replace").splitlines()[:1]
+        # The device gives one record a read, with its fields on lines that start with a blank.
+        yield from (
+            line for line in record.decode("utf-8", "replace").split("\n") if line[:1] != " "
+        )
 
 
-def _open(path: str) -> IO[bytes]:
-    stream = Path(path).open("rb")  # noqa: SIM115 - closed by the caller, or below
-    try:
-        magic = stream.read(6) if stream.seekable() else b""
-        if magic:
-            stream.seek(0)
-        if magic.startswith(b"\x1f\x8b"):
-            return cast("IO[bytes]", gzip.GzipFile(fileobj=stream))
-        if magic == b"\xfd7zXZ\x00":
-            return cast("IO[bytes]", lzma.LZMAFile(stream))
-        if magic.startswith(b"\x28\xb5\x2f\xfd"):
-            import io  # noqa: PLC0415 - with zstandard, only where needed
+def _decompressed(stream: IO[bytes]) -> IO[bytes]:
+    magic = stream.read(6) if stream.seekable() else b""
+    if magic:
+        stream.seek(0)
+    if magic.startswith(b"\x1f\x8b"):
+        return cast("IO[bytes]", gzip.GzipFile(fileobj=stream))
+    if magic == b"\xfd7zXZ\x00":
+        return cast("IO[bytes]", lzma.LZMAFile(stream))
+    if magic.startswith(b"\x28\xb5\x2f\xfd"):
+        import io  # noqa: PLC0415 - with zstandard, only where needed
 
-            import zstandard  # noqa: PLC0415 - heavy, and seldom needed
+        import zstandard  # noqa: PLC0415 - heavy, and seldom needed
 
-            reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
-            return cast("IO[bytes]", io.BufferedReader(cast("io.RawIOBase", reader)))
-    except BaseException:
-        stream.close()
-        raise
+        reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+        return cast("IO[bytes]", io.BufferedReader(cast("io.RawIOBase", reader)))
     return stream
+
+
+def _zstd_errors() -> tuple[type[Exception], ...]:
+    """The error of zstandard, if that was needed at all."""
+    module = sys.modules.get("zstandard")
+    return () if module is None else (module.ZstdError,)
 
 
 def _numbered(stream: IO[bytes]) -> Iterator[tuple[int, str]]:
