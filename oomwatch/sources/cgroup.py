@@ -34,7 +34,6 @@ _RUNTIMES: Final = {
     "nerdctl": "containerd",
     "crio": "cri-o",
 }
-_UNIT_ESCAPE: Final = re.compile(r"\\x([0-9a-f]{2})")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,11 +102,10 @@ def identify(path: str) -> CgroupIdentity:
             above = parts[position - 1] if position else ""
             runtime = _RUNTIMES.get(match["prefix"] or above, runtime)
         elif part.endswith((".service", ".scope", ".socket", ".mount")):
-            name = _UNIT_ESCAPE.sub(lambda escaped: chr(int(escaped[1], 16)), part)
-            if re.fullmatch(r"user@\d+\.service", name):
-                user_manager = name
+            if re.fullmatch(r"user@\d+\.service", part):
+                user_manager = part
             else:
-                unit = name
+                unit = part
     if pod_uid and unit in ("containerd.service", "crio.service", "kubelet.service"):
         unit = None  # the runtime's own unit, where its containers live inside it
     if not container:
@@ -142,7 +140,7 @@ def read_pressure(path: str | Path) -> Pressure | None:
     """A pressure file, such as ``/proc/pressure/memory``; None where the kernel has none."""
     values: dict[str, dict[str, float]] = {}
     for line in (_text(Path(path)) or "").splitlines():
-        kind, *pairs = line.split()
+        kind, *pairs = line.split() or [""]
         values[kind] = {}
         for pair in pairs:
             name, _, number = pair.partition("=")
@@ -150,7 +148,7 @@ def read_pressure(path: str | Path) -> Pressure | None:
                 values[kind][name] = float(number)
             except ValueError:
                 continue
-    if not values:
+    if not values.get("some"):
         return None
 
     def ratio(kind: str, name: str) -> float | None:
