@@ -35,7 +35,10 @@ def is_url(source: str) -> bool:
 
 def metrics_url(url: str) -> str:
     """The address with ``/metrics`` where it names no path."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UsageError(f"{url!r}: not an address: {error}") from None
     return urlunsplit(parts._replace(path="/metrics")) if parts.path in {"", "/"} else url
 
 
