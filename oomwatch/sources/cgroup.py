@@ -133,7 +133,7 @@ def owner_path(paths: Mapping[str, str]) -> str | None:
     candidates = [paths[name] for name in ("name=systemd", "", "memory") if name in paths]
     candidates += paths.values()
     telling = [path for path in candidates if path != "/"]
-    return (telling or candidates or [None])[0]
+    return next(iter(telling or candidates), None)
 
 
 def read_pressure(path: str | Path) -> Pressure | None:
