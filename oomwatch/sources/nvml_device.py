@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from oomwatch.records import GpuProcessSample, GpuSample
 from oomwatch.sources.kernel_events import normalize_pci
+from oomwatch.sources.procfs import read_comm
 
 NvmlOutcome = Literal[
     "ok",
@@ -168,7 +168,7 @@ def read_gpu(
             at,
             index,
             process.pid,
-            _comm(proc_root, process.pid),
+            read_comm(process.pid, proc_root=proc_root),
             process.used_bytes,
             kind,
             mig_uuids.get((process.gpu_instance, process.compute_instance)),
@@ -336,13 +336,6 @@ def _pci(driver: Driver, handle: Any) -> str | None:
         return None
     bus_id = info.busId
     return normalize_pci(bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else bus_id)
-
-
-def _comm(proc_root: str, pid: int) -> str | None:
-    try:
-        return Path(proc_root, str(pid), "comm").read_text("utf-8", "replace").strip() or None
-    except OSError:
-        return None
 
 
 _NO_INSTANCE: Final = 0xFFFFFFFF
