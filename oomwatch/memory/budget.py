@@ -1,0 +1,322 @@
+"""How the engine divides a GPU: weights, activation peak, graphs, non-torch, and the rest for KV.
+
+`divide` predicts each term with an interval. Constants are fitted to figures that servers printed;
+what each was read from stands beside it. "Rows" are starts of public logs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from oomwatch.memory.devices import Device
+from oomwatch.memory.model_config import (
+    Attention,
+    LatentAttention,
+    Layer,
+    ModelConfig,
+    Recurrent,
+)
+from oomwatch.memory.quantization import read_quantization
+from oomwatch.memory.settings import Settings
+from oomwatch.memory.weights import Sharding, weights_bytes
+from oomwatch.units import GIB, MIB
+
+# Bytes per logit (rows x vocabulary) alive at the sampler's peak.
+SAMPLER_V0: Final = 47.6
+"""Two V0 starts that print it: Phi-4 on A100 and Qwen2.5-0.5B on A6000, 256 sequences each."""
+SAMPLER_SORT: Final = 38.4
+"""PyTorch's sort for top-k and top-p: six 0.11.0 starts on H100 print 38.3 to 38.6."""
+SAMPLER_TRITON: Final = 23.0
+"""The Triton sampler from 0.17: one 0.19.0 start on A100, 256 sequences."""
+SAMPLER_FLASHINFER: Final = 12.0
+"""16-bit logits, 32-bit logits and probabilities: one 0.10.1 start on A100; bound by one of 0.27."""
+
+GRAPH_LAYER_BYTES: Final = 0.3 * MIB
+"""Per layer and captured size: 0.29 to 0.34 MiB in five V1 captures (3 to 67 sizes)."""
+GRAPH_LAYER_BYTES_V0: Final = 0.8 * MIB
+"""V0 captures print 0.6 GiB for 24 layers and 1.12 GiB for 40 at 35 sizes."""
+
+# Memory outside PyTorch (CUDA modules, cuBLAS, NCCL), GiB.
+NON_TORCH_SINGLE: Final = 0.07
+"""One GPU: 0.04 to 0.09 on T4, RTX 2060, A6000, A100."""
+NON_TORCH_SINGLE_HOPPER: Final = 0.135
+"""One GPU: 0.13 to 0.14 in four H100 starts."""
+NON_TORCH_RANKS_HOPPER: Final = 0.54
+"""Two and four H100s: 0.53 to 0.55 (0.73 in one start of unknown version)."""
+NON_TORCH_RANKS: Final = 0.36
+"""Several other cards: L40S 0.35 and 0.21, L4 0.46, A100 0.27, RTX 3090 0.20."""
+NON_TORCH_CONTEXT_064: Final = 0.35
+"""0.6.4 counts the CUDA context as well: three RTX 3090 starts."""
+NON_TORCH_065: Final = 1.79
+"""0.6.5 miscounts: 1.79 on one H100, twice that on two."""
+CONSUMED_EXTRA: Final = 0.2
+CONSUMED_EXTRA_RANKS: Final = 0.6
+"""From 0.27.0 the drop of free memory is billed: workspaces and kept segments on top."""
+
+_LEFT_BY_SGLANG: Final = 0.6 * GIB
+"""CUDA context that is gone before SGLang reads its free memory."""
+SGLANG_STATE_SHARE: Final = 0.9 / 1.9
+"""SGLang gives recurrent states 0.9 parts and the token pool 1 (4.48 of 9.5 GiB in one log)."""
+_ENCODER_INPUT_BYTES: Final = 2 * 3 * 4
+"""Per pixel of a patch: two frames, three colours, 32 bits."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Term:
+    """One share of the GPU, with the interval it is expected in."""
+
+    bytes: int
+    low: int
+    high: int
+
+    @classmethod
+    def around(cls, value: float, relative: float, absolute: float = 0.0) -> Term:
+        """A value with a relative and an absolute uncertainty."""
+        spread = abs(value) * relative + absolute
+        return cls(round(value), round(max(0.0, value - spread)), round(value + spread))
+
+    @classmethod
+    def exact(cls, value: float) -> Term:
+        """A value that was read, not predicted."""
+        return cls(round(value), round(value), round(value))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Budget:
+    """The shares of one GPU."""
+
+    total_bytes: int
+    requested_bytes: int
+    weights: Term
+    activation: Term
+    graphs: Term
+    non_torch: Term
+    state_pool_bytes: int
+    """SGLang's separate pool of recurrent states."""
+    kv: Term
+    counts_graphs: bool
+    """Whether the graphs come out of the requested share, or stand beside it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Known:
+    """Facts that a log or NVML gives; they replace what the model would compute."""
+
+    weights_bytes: int | None = None
+    activation_bytes: int | None = None
+    non_torch_bytes: int | None = None
+    graphs_bytes: int | None = None
+    kv_available_bytes: int | None = None
+    free_at_start_bytes: int | None = None
+
+
+def divide(
+    model: ModelConfig,
+    device: Device,
+    settings: Settings,
+    known: Known | None = None,
+    stage: int = 0,
+) -> Budget:
+    """Every share of a GPU of pipeline stage `stage`."""
+    known = known or Known()
+    weights = _weights(model, device, settings, known, stage)
+    activation = (
+        Term.exact(known.activation_bytes)
+        if known.activation_bytes is not None
+        else activation_peak(model, settings)
+    )
+    graphs = (
+        Term.exact(known.graphs_bytes)
+        if known.graphs_bytes is not None
+        else _graphs(model, settings)
+    )
+    non_torch = (
+        Term.exact(known.non_torch_bytes)
+        if known.non_torch_bytes is not None
+        else _non_torch(settings, device)
+    )
+    if settings.engine == "sglang":
+        return _sglang(model, device, settings, known, weights, activation, graphs)
+    requested = int(device.total_bytes * settings.utilization)
+    terms = [weights, activation, non_torch] + ([graphs] if settings.estimates_graphs else [])
+    if known.kv_available_bytes is not None:
+        kv = Term.exact(known.kv_available_bytes)
+    elif settings.kv_cache_memory_bytes is not None:
+        kv = Term.exact(settings.kv_cache_memory_bytes)
+    else:
+        kv = Term(
+            requested - sum(t.bytes for t in terms),
+            requested - sum(t.high for t in terms),
+            requested - sum(t.low for t in terms),
+        )
+    return Budget(
+        device.total_bytes,
+        requested,
+        weights,
+        activation,
+        graphs,
+        non_torch,
+        0,
+        kv,
+        settings.estimates_graphs,
+    )
+
+
+def sharding(settings: Settings) -> Sharding:
+    """How the settings spread the weights."""
+    data = 1 if settings.attention_data_parallel > 1 else settings.data_parallel
+    return Sharding(
+        tensor=settings.tensor_parallel,
+        pipeline=settings.pipeline_parallel,
+        data=data if settings.engine == "vllm" else 1,
+        expert=settings.expert_parallel,
+        attention_data=settings.attention_data_parallel,
+    )
+
+
+def _weights(
+    model: ModelConfig, device: Device, settings: Settings, known: Known, stage: int
+) -> Term:
+    if known.weights_bytes is not None:
+        return Term.exact(known.weights_bytes)
+    size = weights_bytes(
+        model,
+        sharding(settings),
+        device=device,
+        quantization_flag=settings.quantization,
+        stage=stage,
+        draft_layers=settings.draft_layers,
+        lora_slots=settings.lora_slots,
+        lora_rank=settings.lora_rank,
+    )
+    size = max(0, size - settings.cpu_offload_bytes)
+    quant = read_quantization(model.quantization, settings.quantization)
+    relative = 0.005 if quant.method in ("none", "fp8", "mxfp4") else 0.02
+    if "nvfp4" in quant.method or "mixed" in quant.method:
+        relative = 0.08
+    if model.unknown or not quant.known:
+        relative = 0.2
+    return Term.around(size, relative, 0.05 * GIB)
+
+
+# ----------------------------------------------------------------------------------- activation
+def activation_peak(model: ModelConfig, settings: Settings) -> Term:
+    """The peak of the profile run: the sampler, one layer's forward pass, or the image encoder."""
+    tokens = settings.max_num_batched_tokens
+    hidden = tokens * model.hidden * model.dtype_bytes
+    rows = min(settings.max_num_seqs, tokens)
+    sampler = rows * model.vocab * _sampler_bytes(settings) + hidden
+    forward = tokens * model.dtype_bytes * max(
+        _forward_elements(model, layer, settings) for layer in model.layers
+    )
+    peak = max(sampler, forward)
+    if model.vision is None or not settings.encoder:
+        return Term.around(peak, 0.1, 0.1 * GIB)
+    encoder, kept = _encoder(model, settings)
+    return Term.around(max(peak + kept, encoder), 0.4, 0.2 * GIB)
+
+
+def _sampler_bytes(settings: Settings) -> float:
+    if settings.v0:
+        return SAMPLER_V0
+    if settings.flashinfer_sampler:
+        return SAMPLER_FLASHINFER
+    return SAMPLER_TRITON if settings.version >= (0, 17, 0) else SAMPLER_SORT
+
+
+def _forward_elements(model: ModelConfig, layer: Layer, settings: Settings) -> int:
+    """Elements per token alive in one layer: the widest of attention and MLP.
+
+    MLP: gate and up projections, their product, and three hidden vectors (four in V0 from 0.7).
+    Experts: each token's copies for its active experts, as the fused kernels hold them.
+    """
+    ranks, attention, hidden = settings.tensor_parallel, settings.attention_ranks, model.hidden
+    kept = (4 if settings.v0 and settings.version >= (0, 7, 0) else 3) * hidden
+    mlp = layer.mlp
+    wide = 3 * max(mlp.dense, mlp.shared_width) // ranks
+    if mlp.experts:
+        width = mlp.expert_width
+        if not settings.expert_parallel:
+            width //= ranks * settings.data_parallel
+        wide += mlp.active_experts * (max(2 * width, hidden) + width)
+    mixer = layer.mixer
+    if isinstance(mixer, Attention):
+        mixed = (2 * mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim // attention
+    elif isinstance(mixer, LatentAttention):
+        per_head = 3 * (mixer.nope_dim + mixer.rope_dim) + 2 * (mixer.nope_dim + mixer.value_dim)
+        mixed = mixer.heads * per_head // attention
+    else:
+        mixed = (2 * mixer.conv_dim + 3 * mixer.value_dim) // attention
+    return kept + max(wide, mixed)
+
+
+def _encoder(model: ModelConfig, settings: Settings) -> tuple[float, float]:
+    """(peak while images are encoded, bytes of their embeddings kept during the text pass)."""
+    vision = model.vision
+    if vision is None:
+        return 0.0, 0.0
+    per_item = max(1, vision.max_patches_per_item // vision.merge)
+    items = max(1, settings.max_num_batched_tokens // per_item)
+    patches = items * vision.max_patches_per_item
+    ranks = settings.tensor_parallel if vision.sharded else 1
+    width = 3 * vision.hidden + (3 if vision.gated else 2) * vision.intermediate // ranks
+    pixels = patches * vision.patch**2 * _ENCODER_INPUT_BYTES
+    kept = items * per_item * model.hidden * model.dtype_bytes
+    return patches * width * model.dtype_bytes + pixels, kept
+
+
+# ---------------------------------------------------------------------------- graphs, non-torch
+def _graphs(model: ModelConfig, settings: Settings) -> Term:
+    layers = len(model.layers) // settings.pipeline_parallel
+    per_layer = GRAPH_LAYER_BYTES_V0 if settings.v0 else GRAPH_LAYER_BYTES
+    return Term.around(layers * settings.graph_count * per_layer, 0.6)
+
+
+def _non_torch(settings: Settings, device: Device) -> Term:
+    ranks = settings.tensor_parallel * settings.pipeline_parallel
+    hopper = (device.compute_capability or (0, 0))[0] >= 9 and device.nvlink
+    if settings.v0 and (0, 6, 4) <= settings.version < (0, 6, 6):
+        exact = settings.version < (0, 6, 5)
+        value = NON_TORCH_CONTEXT_064 if exact else NON_TORCH_065 * min(ranks, 2)
+    elif ranks == 1:
+        value = NON_TORCH_SINGLE_HOPPER if hopper else NON_TORCH_SINGLE
+    else:
+        value = NON_TORCH_RANKS_HOPPER if hopper else NON_TORCH_RANKS
+    if settings.engine == "vllm" and settings.version >= (0, 27, 0):
+        value += CONSUMED_EXTRA if ranks == 1 else CONSUMED_EXTRA_RANKS
+    return Term.around(value * GIB, 0.5, 0.05 * GIB if ranks == 1 else 0.2 * GIB)
+
+
+def _sglang(
+    model: ModelConfig,
+    device: Device,
+    settings: Settings,
+    known: Known,
+    weights: Term,
+    activation: Term,
+    graphs: Term,
+) -> Budget:
+    """SGLang: all pools together get fraction x free - weights; the rest is slack."""
+    free = known.free_at_start_bytes or device.total_bytes - _LEFT_BY_SGLANG
+    usable = settings.utilization * free
+    rest = usable - weights.bytes
+    states = any(isinstance(layer.mixer, Recurrent) for layer in model.layers)
+    share = 1 - SGLANG_STATE_SHARE if states else 1.0
+    pool = int(max(0.0, rest) * (1 - share))
+    if known.kv_available_bytes is not None:
+        kv = Term.exact(known.kv_available_bytes)
+    else:
+        spread = (weights.high - weights.low) / 2 + 0.5 * GIB
+        kv = Term(round(rest * share), round((rest - spread) * share), round((rest + spread) * share))
+    return Budget(
+        device.total_bytes,
+        int(usable),
+        weights,
+        activation,
+        graphs,
+        Term.exact(_LEFT_BY_SGLANG),
+        pool,
+        kv,
+        counts_graphs=False,
+    )

@@ -1,0 +1,1 @@
+"""Tables of the memory model: cards, KV formats, popular models."""

@@ -1,0 +1,259 @@
+"""Does it fit, how many tokens and requests, and what would each change do?
+
+`plan` is a pure function of a `PlanInput`. A fact that is known (`Known`, from a log or NVML)
+replaces what the model would compute; `change` carries the difference between fact and model over
+to changed settings, so that predictions for a running server start from what it printed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from oomwatch.memory.budget import Budget, Known, Term, divide
+from oomwatch.memory.devices import Device
+from oomwatch.memory.kv_cache import KvLayout, build_layout
+from oomwatch.memory.model_config import Attention, ModelConfig
+from oomwatch.memory.settings import NEWEST, Settings, resolve
+from oomwatch.units import GIB
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlanInput:
+    """A model, a card and a server command; `gpu_count` None means as many as it asks for."""
+
+    model: ModelConfig
+    device: Device
+    engine: str = "vllm"
+    version: str | None = None
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    gpu_count: int | None = None
+    known: Known = dataclasses.field(default_factory=Known)
+    offset_bytes: int = 0
+    """Added to the predicted KV memory: what a log said beyond the model, for changed settings."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer for one command. Sizes are bytes per GPU, lengths in tokens."""
+
+    settings: Settings
+    budget: Budget
+    layout: KvLayout
+    kv_available_bytes: int
+    kv_low_bytes: int
+    kv_high_bytes: int
+    blocks: int
+    tokens: int
+    line_tokens: int
+    max_concurrency: float
+    bytes_per_request: int
+    fits: bool
+    refusal: str | None
+    """Cause id of the refusal (oomwatch.causes), None when it starts."""
+    refusal_text: str | None
+    max_model_len_that_fits: int
+    assumptions: tuple[str, ...]
+
+
+def plan(given: PlanInput) -> Plan:
+    """What the server would print, and whether it starts.
+
+    Raises UsageError for an engine without a model, or values that no release accepts.
+    """
+    settings = resolve(
+        given.engine, given.version, given.arguments, given.env, given.device, given.model
+    )
+    model = given.model
+    if settings.dtype_bytes is not None:
+        model = dataclasses.replace(model, dtype_bytes=settings.dtype_bytes)
+    budget, layout = _tightest(model, given, settings)
+    kv = _shifted(budget.kv, given.offset_bytes)
+    blocks = layout.blocks(kv.bytes)
+    if settings.blocks_override is not None:
+        blocks = settings.blocks_override
+    length = settings.max_model_len
+    limit = max(length, model.max_model_len)
+    longest = layout.longest(blocks, limit)
+    refusal, text = _refusal(given, settings, budget, layout, kv.bytes, blocks, longest)
+    return Plan(
+        settings=settings,
+        budget=budget,
+        layout=layout,
+        kv_available_bytes=kv.bytes,
+        kv_low_bytes=kv.low,
+        kv_high_bytes=kv.high,
+        blocks=blocks,
+        tokens=layout.tokens(blocks, length),
+        line_tokens=layout.line_tokens(blocks, length),
+        max_concurrency=layout.concurrency(blocks, length),
+        bytes_per_request=layout.request_bytes(length),
+        fits=refusal is None,
+        refusal=refusal,
+        refusal_text=text,
+        max_model_len_that_fits=longest,
+        assumptions=_assumptions(model, given, settings, layout),
+    )
+
+
+def change(
+    given: PlanInput,
+    set_flags: Mapping[str, Any],
+    unset: tuple[str, ...] = (),
+    env: Mapping[str, str] | None = None,
+) -> PlanInput:
+    """The same server with other flags; facts of the old start are carried over as differences.
+
+    Without known facts this is the plan of the changed command from scratch.
+    """
+    arguments = {k: v for k, v in given.arguments.items() if k not in unset}
+    arguments.update(set_flags)
+    known = given.known
+    offset = given.offset_bytes
+    if known.kv_available_bytes is not None:
+        free = dataclasses.replace(given, known=dataclasses.replace(known, kv_available_bytes=None))
+        offset += known.kv_available_bytes - plan(free).kv_available_bytes
+    if _moves_weights({*set_flags, *unset}):
+        known = Known(free_at_start_bytes=known.free_at_start_bytes)
+    else:
+        known = Known(
+            weights_bytes=known.weights_bytes, free_at_start_bytes=known.free_at_start_bytes
+        )
+    return dataclasses.replace(
+        given,
+        arguments=arguments,
+        env={**given.env, **(env or {})},
+        known=known,
+        offset_bytes=offset,
+    )
+
+
+def tokens_from_bytes(layout: KvLayout, available_bytes: float, max_model_len: int) -> int:
+    """Capacity in tokens of a pool of `available_bytes` on each GPU."""
+    return layout.tokens(layout.blocks(available_bytes), max_model_len)
+
+
+def scale_tokens(tokens: int, before_bytes: float, after_bytes: float) -> int:
+    """Tokens of a pool resized from `before_bytes` to `after_bytes`, same layout."""
+    return int(tokens * after_bytes / before_bytes) if before_bytes > 0 else 0
+
+
+_SHARD_FLAGS = (
+    "--tensor-parallel-size",
+    "--pipeline-parallel-size",
+    "--data-parallel-size",
+    "--enable-expert-parallel",
+    "--quantization",
+    "--cpu-offload-gb",
+    "--enable-lora",
+    "--max-loras",
+    "--max-lora-rank",
+    "--speculative-config",
+    "--tp-size",
+    "--pp-size",
+    "--dp-size",
+    "--ep-size",
+    "--dtype",
+)
+
+
+def _moves_weights(names: set[str]) -> bool:
+    return bool(names & set(_SHARD_FLAGS))
+
+
+def _shifted(term: Term, offset: int) -> Term:
+    return Term(term.bytes + offset, term.low + offset, term.high + offset)
+
+
+def _tightest(
+    model: ModelConfig, given: PlanInput, settings: Settings
+) -> tuple[Budget, KvLayout]:
+    """Budget and layout of the pipeline stage with the fewest blocks, which all stages use."""
+    best: tuple[int, Budget, KvLayout] | None = None
+    for stage in range(min(settings.pipeline_parallel, len(model.layers))):
+        budget = divide(model, given.device, settings, given.known, stage)
+        layout = build_layout(model, settings, stage)
+        blocks = layout.blocks(budget.kv.bytes + given.offset_bytes)
+        if best is None or blocks < best[0]:
+            best = (blocks, budget, layout)
+    assert best is not None  # noqa: S101 - a pipeline has at least one stage
+    return best[1], best[2]
+
+
+def _refusal(
+    given: PlanInput,
+    settings: Settings,
+    budget: Budget,
+    layout: KvLayout,
+    kv_bytes: int,
+    blocks: int,
+    longest: int,
+) -> tuple[str | None, str | None]:
+    """(cause id, sentence) of the error that the engine would give, or (None, None)."""
+    length = settings.max_model_len
+    weights = budget.weights.bytes
+    if given.gpu_count is not None and settings.gpus > given.gpu_count:
+        return "wrong_device", f"it asks for {settings.gpus} GPUs and {given.gpu_count} are there"
+    if given.known.kv_available_bytes is None and weights > budget.total_bytes:
+        return (
+            "weights_dont_fit",
+            f"weights of {weights / GIB:.1f} GiB do not fit a card of "
+            f"{budget.total_bytes / GIB:.1f} GiB",
+        )
+    needs = layout.request_bytes(length)
+    if settings.engine == "sglang":
+        if kv_bytes <= 0:
+            return "kv_no_blocks", "the static fraction is smaller than the weights"
+        return None, None
+    peak = weights + budget.activation.low
+    if given.known.kv_available_bytes is None and peak > budget.total_bytes:
+        return "profile_activation_peak", "weights and the profile run's peak exceed the card"
+    if kv_bytes <= 0 or blocks <= 0:
+        return "kv_no_blocks", f"nothing is left for KV cache ({kv_bytes / GIB:.2f} GiB)"
+    usable = blocks - 1 if settings.version >= (0, 29, 0) and not settings.v0 else blocks
+    if layout.request_blocks(length) > usable:
+        return (
+            "kv_lt_max_len",
+            f"one request of {length} tokens needs {needs / GIB:.2f} GiB of KV cache, "
+            f"{kv_bytes / GIB:.2f} GiB are available; {longest} tokens would fit",
+        )
+    if (
+        given.model.is_hybrid
+        and settings.max_seqs_given
+        and settings.version >= (0, 20, 0)
+        and settings.graph_count
+        and settings.max_num_seqs > blocks
+    ):
+        return (
+            "state_cache_seqs",
+            f"--max-num-seqs {settings.max_num_seqs} exceeds the {blocks} blocks for states",
+        )
+    return None, None
+
+
+def _assumptions(
+    model: ModelConfig, given: PlanInput, settings: Settings, layout: KvLayout
+) -> tuple[str, ...]:
+    found = list(layout.notes) + list(settings.notes)
+    if settings.version == NEWEST:
+        found.append("engine version unknown: newest rules taken (--engine-version)")
+    if not given.device.measured and given.known.kv_available_bytes is None:
+        found.append(
+            f"total memory of {given.device.name} is from its data sheet (--gpu-total-gib)"
+        )
+    found += [f"not understood in the model's configuration: {x}" for x in model.unknown]
+    if model.vision is not None and settings.encoder and given.known.kv_available_bytes is None:
+        found.append("the image encoder's peak depends on the largest image and is rough")
+    if settings.lora_slots and given.known.weights_bytes is None:
+        found.append("LoRA slots are counted for every projection of the decoder")
+    if given.model.is_hybrid and not settings.max_seqs_given and settings.engine == "vllm":
+        found.append("each running sequence holds its own state blocks; --max-num-seqs is capped by them")
+    kept = [x.mixer for x in model.layers if isinstance(x.mixer, Attention)]
+    if kept and all(m.heads == m.kv_heads for m in kept) and kept[0].heads > 1:
+        found.append(
+            "every attention head has its own KV head (MHA): grouped-query models of this size "
+            "need several times less per token"
+        )
+    return tuple(dict.fromkeys(found))
