@@ -1,3 +1,45 @@
-# `make demo` and `make test` are all the set-up there is.
+# `make demo` and `make test` are all the set-up there is: the first of them fills .venv.
+
 VENV := .venv
 PY := $(VENV)/bin/python
+# The first of these that is Python 3.11 or newer; name another with PYTHON=...
+PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell \
+	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
+# hyperscan has wheels for these only; without it logs are read with the standard library.
+EXTRAS := $(if $(filter x86_64 aarch64,$(shell uname -m)),[fast])
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help demo test lint types bench clean
+
+help:
+	@echo "make demo    diagnose the embedded recording, then this host if it has GPUs"
+	@echo "make test    lint, types and tests"
+	@echo "make bench   how fast logs are read, beside grep"
+	@echo "make clean   remove what make made"
+
+demo: $(INSTALLED)
+	$(VENV)/bin/oomwatch demo
+
+test: lint types
+	$(PY) -m pytest
+
+lint: $(INSTALLED)
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+
+types: $(INSTALLED)
+	$(PY) -m mypy
+
+bench: $(INSTALLED)
+	$(PY) benchmarks/log_scan.py
+
+clean:
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# The stamp is newer than both files only after a whole installation: a repeat asks no registry.
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -x $(PY) || test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed" >&2; exit 1; }
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --constraint constraints.txt pip hatchling editables
+	$(PY) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.$(EXTRAS)' --group dev
+	touch $@
