@@ -218,11 +218,20 @@ RECORD_PREFIXES: Final = (
         starts="IWEF",
     ),
     Prefix(
+        "nccl",
+        "pytorch",  # NCCL prints host:pid:thread [device] file:line by itself
+        _P(
+            r"[\w.-]{1,80}:(?P<pid>\d{1,10}):\d{1,10} \[\d{1,4}\] (?:(?P<origin>[\w./-]{1,120}:\d{1,6}) )?"
+            r"(?=NCCL (?P<level>WARN|INFO|ERROR))"
+        ),
+        "node-1:4121:4420 [0] misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-AbCd12",
+    ),
+    Prefix(
         "llama_cpp",
         "llama.cpp",  # a function name stands first and belongs to the text
         _P(
             r"(?=(?:srv|slot|main|que|init|load|common|system_info|build|ggml_\w{1,80}|llama_\w{1,80}|llm_load_\w{1,40}|print_info|sched_\w{1,40}|~?llama_\w{1,40})"
-            r"(?: {1,3}\w{1,60})?:)"
+            r"(?: {1,12}\w{1,60})?:)"
         ),
         "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 9216.00 MiB on device 0: cudaMalloc failed: out of memory",
         starts=string.ascii_lowercase + "~",
@@ -254,6 +263,17 @@ RECORD_PREFIXES: Final = (
         _P(_LEVEL + r":(?P<origin>[A-Za-z_][\w.]{0,80}):"),
         "ERROR:vllm.engine.async_llm_engine:Engine background task failed",
         starts="DIWEC",
+    ),
+    Prefix(
+        "vllm_logging_prefix",
+        "vllm",  # VLLM_LOGGING_PREFIX puts any text in front; quotes and braces speak of something else
+        _P(
+            r"[^'\"{}()=\n]{1,64}?"
+            + _LEVEL
+            + r" (?P<yearless>\d\d-\d\d \d\d:\d\d:\d\d) \[(?P<origin>[^\]\n:]{1,120}:\d{1,6})\] ?"
+        ),
+        "[replica-3] INFO 11-29 12:00:00 [core.py:133] Initializing a V1 LLM engine",
+        since="0.9.0",
     ),
 )
 

@@ -1,9 +1,10 @@
 """Reads an engine's log: one pass, bounded memory, any size and any wrapper.
 
-The stages, each in its own module: bytes (`logformat_archive`), which parts of a large file to look
-at (`scan`), lines (`logformat_lines`), journal records (`logformat_export`), wrappers (`logformat`),
-engine prefixes (`logformat_prefix`). Here they are put in a row, and parts of a line are told apart:
-progress bars redraw a line with a carriage return, and a record may follow a bar without a line feed.
+The stages, each in its own module: bytes (`logformat_archive`), the parts of a large file that are
+worth it (`scan`), lines (`logformat_lines`), journal records (`logformat_export`), wrappers
+(`logformat`), engine prefixes (`logformat_prefix`). Here they are put in a row, and the parts of a
+line are told apart: progress bars redraw their line with a carriage return, and a record may follow
+a bar without a line feed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import BinaryIO, Final
 
 from oomwatch.errors import NoDataError, PermissionDeniedError, SourceUnavailable
@@ -26,8 +28,11 @@ from oomwatch.sources.logformat_export import ExportParser, Record, is_export
 from oomwatch.sources.logformat_lines import Piece, RawLine, split_lines
 from oomwatch.sources.logformat_prefix import Header, take_prefix
 from oomwatch.sources.logformat_time import Clock
+from oomwatch.sources.scan import choose_pieces
 
 Progress = Callable[[int, int | None], None]
+
+_PROGRESS_STEP: Final = 4 << 20
 
 # tqdm ends a bar with its rate; a process that logs meanwhile writes right behind it.
 _BAR: Final = re.compile(
@@ -76,21 +81,22 @@ def read_stream(
     """The lines of an open stream, which is closed at the end; arguments as for `read_log`."""
     with stream:
         blocks = Blocks(stream)
-        pieces = _pieces(blocks, size, full=full, progress=progress)
+        pieces = choose_pieces(_reported(blocks, size, progress), full=full)
         yield from _read_pieces(pieces, name, clock)
         if blocks.damage is not None and note is not None:
             note(f"{name}: {blocks.damage}; read as far as it goes")
 
 
-def _pieces(
-    blocks: Blocks, size: int | None, *, full: bool, progress: Progress | None
-) -> Iterator[Piece]:
-    number = 1
+def _reported(blocks: Blocks, size: int | None, progress: Progress | None) -> Iterator[bytes]:
+    """The blocks, with a call of `progress` every few MiB."""
+    reported = 0
     for block in blocks:
-        yield Piece(number, block)
-        number += block.count(b"\n")
-        if progress is not None:
-            progress(blocks.consumed_bytes, size)
+        yield block
+        if progress is not None and blocks.consumed_bytes - reported >= _PROGRESS_STEP:
+            reported = blocks.consumed_bytes
+            progress(reported, size)
+    if progress is not None:
+        progress(blocks.consumed_bytes, size)
 
 
 def _read_pieces(pieces: Iterable[Piece], name: str, clock: Clock) -> Iterator[LogLine]:
@@ -125,8 +131,8 @@ def _chain(first: Piece, rest: Iterator[Piece]) -> Iterator[Piece]:
 
 
 def _flush(unwrapper: Unwrapper, name: str, clock: Clock) -> Iterator[LogLine]:
-    for number, text in unwrapper.flush():
-        yield from _parts(name, number, text, Envelope(), clock)
+    for number, text, envelope in unwrapper.flush():
+        yield from _parts(name, number, text, envelope, clock)
 
 
 def _read_export(
@@ -205,7 +211,7 @@ def _open(path: str) -> tuple[BinaryIO, int | None, float]:
     if path == "-":
         return io.BufferedReader(io.FileIO(sys.stdin.fileno(), closefd=False)), None, time.time()
     try:
-        stream = open(path, "rb")  # noqa: SIM115 - closed by read_stream
+        stream = Path(path).open("rb")  # noqa: SIM115 - closed by read_stream
         status = os.fstat(stream.fileno())
     except FileNotFoundError:
         raise SourceUnavailable(f"{path}: no such file") from None

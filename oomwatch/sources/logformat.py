@@ -1,13 +1,13 @@
-"""Takes off what runtimes, shippers and terminals put around a log line.
+r"""Takes off what runtimes, shippers and terminals put around a log line.
 
 Each layer is peeled from the outside in, until none is left::
 
-    vllm-1  | 2025-03-12T06:09:16.000000703Z stderr F (EngineCore pid=7) ERROR …   compose, CRI
-    {"log":"INFO 05-09 …\\n","stream":"stderr","time":"2025-…Z"}                   Docker json-file
-    {"MESSAGE":"…","__REALTIME_TIMESTAMP":"1741238955896764","_PID":"7"}          journalctl -o json
-    {"message":"…","levelname":"INFO","asctime":"…"}                              vLLM's JSON formatter
-    Mar 12 06:09:16 host vllm[123]: …                                             journalctl, syslog
-    [pod/vllm-0/server] 2025-03-12T06:09:16.1Z …                                  kubectl --prefix
+    vllm-1  | 2025-03-12T06:09:16.0703Z stderr F (EngineCore pid=7) …      compose, CRI
+    {"log":"INFO 05-09 …\n","stream":"stderr","time":"2025-…Z"}           Docker json-file
+    {"MESSAGE":"…","__REALTIME_TIMESTAMP":"1741238955896764","_PID":"7"}   journalctl -o json
+    {"message":"…","levelname":"INFO","asctime":"…"}                       vLLM's JSON formatter
+    Mar 12 06:09:16 host vllm[123]: …                                      journalctl, syslog
+    [pod/vllm-0/server] 2025-03-12T06:09:16.1Z …                           kubectl --prefix
 
 Docker's and the CRI's cut lines (16 KiB pieces) are joined again.
 """
@@ -41,14 +41,16 @@ _FORBIDDEN: Final = re.compile(
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 _CRI: Final = re.compile(
-    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) (stdout|stderr) ([FP])(?:$| )"
+    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) "
+    r"(stdout|stderr) ([FP])(?:$| )"
 )
 _SHORT_ISO: Final = re.compile(
     r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d| [A-Z]{3,5})?) "
     r"([A-Za-z0-9_.-]{1,80}) ([\w.@:/+-]{1,80})(?:\[(\d{1,10})\])?: ?"
 )
 _SHORT_FULL: Final = re.compile(
-    r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?(?: UTC)?)(?: [A-Z+-][\w:+-]{1,8})? "
+    r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) "
+    r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?(?: UTC)?)(?: [A-Z+-][\w:+-]{1,8})? "
     r"([A-Za-z0-9_.-]{1,80}) ([\w.@:/+-]{1,80})(?:\[(\d{1,10})\])?: ?"
 )
 _SHORT: Final = re.compile(
@@ -59,7 +61,8 @@ _SHORT_UNIX: Final = re.compile(
     r"(\d{9,11}\.\d{1,9}) ([A-Za-z0-9_.-]{1,80}) ([\w.@:/+-]{1,80})(?:\[(\d{1,10})\])?: ?"
 )
 _SHORT_MONOTONIC: Final = re.compile(
-    r"\[ {0,10}\d{1,10}\.\d{3,9}(?: <[ \d.]{1,20}>)?\] ([A-Za-z0-9_.-]{1,80}) ([\w.@:/+-]{1,80})\[(\d{1,10})\]: ?"
+    r"\[ {0,10}\d{1,10}\.\d{3,9}(?: <[ \d.]{1,20}>)?\] "
+    r"([A-Za-z0-9_.-]{1,80}) ([\w.@:/+-]{1,80})\[(\d{1,10})\]: ?"
 )
 _STAMP: Final = re.compile(
     r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)(?:$|[ \t])"
@@ -96,19 +99,15 @@ class Envelope:
 
 def clean(text: str) -> str:
     """The text without terminal sequences; other control characters but CR and LF become blanks."""
-    if text.isprintable():
-        return _strip_bare_colours(text) if "[0m" in text else text
-    text = text.replace("\0", "")
-    if "\x1b" in text or "\x9b" in text or "#033[" in text or "^[[" in text:
+    shown = "[" in text and ("#033[" in text or "^[[" in text)
+    if shown or "\x1b" in text or "\x9b" in text:
         text = _ESCAPES.sub("", text)
-    elif "[0m" in text:
-        text = _strip_bare_colours(text)
+    elif "[0m" in text:  # the escape character was lost on the way, as in pasted logs
+        text = _BARE_COLOURS.sub("", text)
+    if text.isprintable():
+        return text
+    text = text.replace("\0", "")
     return _SURROGATE.sub("\ufffd", _FORBIDDEN.sub(" ", text))
-
-
-def _strip_bare_colours(text: str) -> str:
-    """Colours whose escape character was lost on the way, as in pasted logs."""
-    return _BARE_COLOURS.sub("", _ESCAPES.sub("", text))
 
 
 def strip_repeat(text: str) -> str:
@@ -121,15 +120,17 @@ class Unwrapper:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._pending: dict[str, tuple[int, str]] = {}  # stream -> number, text of a cut line
-        self._indent = ""  # of the continuation lines of the short journal formats
+        self._pending: dict[str, tuple[int, str, Envelope]] = {}  # by stream: pieces of a line
+        # journalctl's short formats indent what follows a line feed by the width of the header.
+        self._indent = ""
+        self._indented = Envelope()
 
     def unwrap(self, number: int, text: str) -> tuple[int, str, Envelope] | None:
         """Number, text and envelope of a line; None while it is a piece of a cut line."""
         envelope = Envelope()
-        text = clean(text)
+        text = clean(text.removeprefix("\x1e"))  # journalctl -o json-seq
         if self._indent and text.startswith(self._indent):
-            return number, text[len(self._indent) :], envelope
+            return number, text[len(self._indent) :], self._indented
         for _ in range(_LAYERS):
             before, start = text, text[:1]
             if start == "{":
@@ -138,7 +139,7 @@ class Unwrapper:
                 text = self._peel_dated(text, envelope)
             elif start == "[":
                 text = self._peel_bracket(text, envelope)
-            elif start.isalpha() or start == "\x1e":
+            elif start.isalpha():
                 text = self._peel_word(text, envelope)
             if text == before:
                 break
@@ -149,8 +150,8 @@ class Unwrapper:
                 number, text = joined
         return number, text, envelope
 
-    def flush(self) -> list[tuple[int, str]]:
-        """Number and text of the cut lines whose last piece never came."""
+    def flush(self) -> list[tuple[int, str, Envelope]]:
+        """The cut lines whose last piece never came."""
         pending = list(self._pending.values())
         self._pending.clear()
         return pending
@@ -160,11 +161,11 @@ class Unwrapper:
         key, piece, envelope.piece = envelope.stream or "", envelope.piece, None
         if piece == "last" and key not in self._pending:
             return number, text
-        first, head = self._pending.pop(key, (number, ""))
+        first, head, _ = self._pending.pop(key, (number, "", envelope))
         whole = (head + text)[:MAX_TEXT]
         if piece == "last":
             return first, whole
-        self._pending[key] = (first, whole)
+        self._pending[key] = (first, whole, envelope)
         return None
 
     def _peel_json(self, text: str, envelope: Envelope) -> str:
@@ -236,13 +237,11 @@ class Unwrapper:
         match = _SHORT_MONOTONIC.match(text)
         if match is not None:
             envelope.process, envelope.pid = match.group(2), int(match.group(3))
-            self._indent = " " * match.end()
+            self._indent, self._indented = " " * match.end(), envelope
             return text[match.end() :]
         return text
 
     def _peel_word(self, text: str, envelope: Envelope) -> str:
-        if text[0] == "\x1e":  # journalctl -o json-seq
-            return text[1:]
         if "|" in text[:190]:
             match = _COMPOSE.match(text)
             if match is not None and match.group(1) not in _LEVEL_NAMES:
@@ -262,7 +261,7 @@ class Unwrapper:
     def _take_short(self, match: re.Match[str], text: str, envelope: Envelope) -> str:
         envelope.process = match.group(3)
         envelope.pid = int(match.group(4)) if match.group(4) else None
-        self._indent = " " * match.end()
+        self._indent, self._indented = " " * match.end(), envelope
         return text[match.end() :]
 
     def _take_time(self, value: Any, envelope: Envelope) -> None:

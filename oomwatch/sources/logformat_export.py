@@ -51,7 +51,7 @@ class ExportParser:
     def feed(self, number: int, data: bytes, size: int) -> Iterator[Record]:
         """Take one line; `size` is its full length where `data` was cut."""
         if self._name is not None:
-            self._feed_binary(number, data, size)
+            self._feed_binary(data, size)
         elif not data.rstrip(b"\r"):
             yield from self.finish()
         elif b"=" in data:
@@ -66,7 +66,7 @@ class ExportParser:
         if record.messages:
             yield record
 
-    def _feed_binary(self, number: int, data: bytes, size: int) -> None:
+    def _feed_binary(self, data: bytes, size: int) -> None:
         self._value.append(data)
         self._size += size + 1
         if self._size <= 8:

@@ -47,11 +47,11 @@ def split_lines(pieces: Iterable[Piece], *, bars: bool = True) -> Iterator[RawLi
             rest, number, size, continued, gap = b"", piece.number, 0, False, True
         head, *lines = piece.data.split(b"\n")
         size += len(head)
-        rest = _extend(rest, head, size)
+        rest = _extend(rest, head, size, bars=bars)
         for line in lines:
             yield RawLine(number, rest, size, continued, gap)
             number, size, continued, gap = number + 1, len(line), False, False
-            rest = _extend(b"", line, size)
+            rest = _extend(b"", line, size, bars=bars)
         if bars and len(rest) >= MAX_LINE and (end := rest.rfind(b"\r")) >= 0:
             yield RawLine(number, rest[:end], end, continued, gap)
             rest, size, continued, gap = rest[end + 1 :], size - end - 1, True, False
@@ -59,9 +59,9 @@ def split_lines(pieces: Iterable[Piece], *, bars: bool = True) -> Iterator[RawLi
         yield RawLine(number, rest, size, continued, gap)
 
 
-def _extend(rest: bytes, data: bytes, size: int) -> bytes:
+def _extend(rest: bytes, data: bytes, size: int, *, bars: bool) -> bytes:
     """`rest` with `data` appended, as far as the bound allows."""
-    if not rest:
+    if not rest and bars:
         # copytruncate leaves a file that starts with zero bytes, often many megabytes of them.
         data = data.lstrip(b"\0")
     if size <= MAX_LINE:

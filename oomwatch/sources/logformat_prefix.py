@@ -1,4 +1,4 @@
-"""Takes engine prefixes off a line: level, time, process, pid, rank and origin (engines/prefixes)."""
+"""Takes engine prefixes (`engines/prefixes`) off a line: level, time, process, rank, origin."""
 
 from __future__ import annotations
 
@@ -38,11 +38,14 @@ def _by_start(table: tuple[PrefixEntry, ...]) -> dict[str, tuple[PrefixEntry, ..
 
 _PROCESSES: Final = _by_start(PROCESS_PREFIXES)
 _RECORDS: Final = _by_start(RECORD_PREFIXES)
+_DATED: Final = _by_start(
+    tuple(entry for entry in RECORD_PREFIXES if "iso" in entry.pattern.groupindex)
+)
 
 
 def starts_record(text: str) -> bool:
     """Whether an engine's record, with its own time, begins here."""
-    return any(entry.pattern.match(text) for entry in _RECORDS.get(text[:1], ()))
+    return any(entry.pattern.match(text) for entry in _DATED.get(text[:1], ()))
 
 
 def take_prefix(text: str, clock: Clock) -> tuple[str, Header]:
