@@ -1,0 +1,37 @@
+"""`oomwatch demo`: the main job on the embedded recording, then on this host if it has GPUs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+INTRODUCTION: Final = """\
+A server of short chats met one prompt of 96,211 tokens. This is what was recorded (its log, the
+GPU's memory, the engine's counters), and what oomwatch makes of it:
+"""
+THIS_HOST: Final = "\nAnd this is what runs here now:\n"
+NO_GPU: Final = "\nNo NVIDIA GPU can be seen from here; `oomwatch check` says why.\n"
+
+
+@click.command("demo")
+def command() -> None:
+    """Diagnose an embedded recording, then this host if it has GPUs. Changes nothing."""
+    from oomwatch.cli.diagnose import DiagnoseOptions, run_diagnosis
+    from oomwatch.cli.run import render_report
+    from oomwatch.demo import demo_recording
+    from oomwatch.errors import OomwatchError
+
+    click.echo(INTRODUCTION)
+    recorded = run_diagnosis(DiagnoseOptions(recordings=(str(demo_recording()),)))
+    click.echo(render_report(recorded, "text"), nl=False)
+    try:
+        here = run_diagnosis(DiagnoseOptions())
+    except OomwatchError:
+        click.echo(NO_GPU, nl=False)
+        return
+    if here.gpus:
+        click.echo(THIS_HOST)
+        click.echo(render_report(here, "text"), nl=False)
+    else:
+        click.echo(NO_GPU, nl=False)

@@ -1,0 +1,153 @@
+"""`oomwatch run`: the server first, the explanation after it, and the server's status."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oomwatch.cli.run import run_server
+from oomwatch.errors import SourceUnavailable
+from oomwatch.records import Diagnosis, Finding, Incident
+
+OOM = Diagnosis(
+    verdict="oom",
+    generated_at=0.0,
+    incidents=(Incident(id="1", finding=Finding("startup", "kv_no_blocks", 0.9, "no blocks")),),
+)
+HEALTHY = Diagnosis(verdict="healthy", generated_at=0.0)
+UNKNOWN = Diagnosis(verdict="unknown", generated_at=0.0)
+
+
+class Judge:
+    """Stands where the diagnosis stands, gives one answer, and remembers what it was shown."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.log = b""
+        self.path = Path()
+        self.server = ()
+
+    def __call__(self, path, server):
+        self.path, self.server, self.log = path, tuple(server), path.read_bytes()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def run(judge, *server, log_copy=None):
+    return run_server(
+        server,
+        log_copy=log_copy,
+        report_format="text",
+        diagnose=judge,
+        render=lambda diagnosis, report_format: f"REPORT {diagnosis.verdict} {report_format}\n",
+    )
+
+
+def shell(script):
+    return ("sh", "-c", script)
+
+
+def test_a_failure_is_explained_after_the_output(capfd):
+    judge = Judge(OOM)
+    assert run(judge, *shell("echo out; echo err >&2; exit 7")) == 7
+    captured = capfd.readouterr()
+    assert captured.out == "out\n"
+    assert captured.err.startswith("err\nREPORT oom text\n")
+    assert captured.err.endswith(f"oomwatch: the output is kept in {judge.path}\n")
+    assert sorted(judge.log.splitlines()) == [b"err", b"out"]
+    assert judge.server == shell("echo out; echo err >&2; exit 7")
+    assert judge.path.exists()
+    judge.path.unlink()
+
+
+def test_success_is_silent_and_leaves_nothing(capfd):
+    judge = Judge(HEALTHY)
+    assert run(judge, *shell("echo fine")) == 0
+    assert capfd.readouterr() == ("fine\n", "")
+    assert not judge.path.exists()
+
+
+def test_exit_0_with_an_incident_is_told(capfd):
+    judge = Judge(OOM)
+    assert run(judge, "true") == 0
+    assert "REPORT oom" in capfd.readouterr().err
+    judge.path.unlink()
+
+
+def test_an_unexplained_failure_is_told_and_an_unexplained_success_is_not(capfd):
+    judge = Judge(UNKNOWN)
+    assert run(judge, "false") == 1
+    assert "REPORT unknown" in capfd.readouterr().err
+    judge.path.unlink()
+    assert run(judge, "true") == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_death_by_a_signal_is_explained(capfd):
+    judge = Judge(UNKNOWN)
+    assert run(judge, *shell("kill -9 $$")) == 137
+    assert "REPORT unknown" in capfd.readouterr().err
+    judge.path.unlink()
+
+
+def test_a_named_copy_stays(tmp_path, capfd):
+    copy = tmp_path / "copy.log"
+    assert run(Judge(HEALTHY), *shell("echo fine"), log_copy=copy) == 0
+    assert copy.read_text() == "fine\n"
+    assert copy.stat().st_mode & 0o777 == 0o600
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("error", [SourceUnavailable("gone"), RuntimeError("a \x1b[31mbug")])
+def test_a_failing_diagnosis_does_not_hide_the_status(capfd, error):
+    judge = Judge(error)
+    assert run(judge, *shell("exit 9")) == 9
+    stderr = capfd.readouterr().err
+    assert stderr.startswith("oomwatch: the output could not be diagnosed: ")
+    assert "\x1b" not in stderr
+    assert "Traceback" not in stderr
+    judge.path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("server", "status", "message"),
+    [
+        (("/no/such/program",), 127, "oomwatch: /no/such/program: command not found\n"),
+        (("/etc/hostname",), 126, "oomwatch: /etc/hostname: cannot be started: "),
+    ],
+)
+def test_a_command_that_cannot_be_started(capfd, server, status, message):
+    judge = Judge(OOM)
+    assert run(judge, *server) == status
+    assert capfd.readouterr().err.startswith(message)
+    assert judge.path == Path()
+
+
+def test_a_copy_that_cannot_be_written(tmp_path, capfd):
+    assert run(Judge(OOM), "true", log_copy=tmp_path / "no" / "copy.log") == 2
+    assert "cannot keep a copy" in capfd.readouterr().err
+
+
+def test_asked_to_stop_only_a_memory_failure_is_told(tmp_path):
+    program = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import test_run as t
+sys.exit(t.run(t.Judge(getattr(t, sys.argv[1])), "sh", "-c", "echo ready; exec sleep 60",
+               log_copy=t.Path(sys.argv[2])))
+"""
+    for answer, told in (("UNKNOWN", False), ("OOM", True)):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, answer, str(tmp_path / "copy.log")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=30)
+        assert process.returncode == 128 + signal.SIGTERM
+        assert (b"REPORT" in stderr) is told
