@@ -163,14 +163,12 @@ def _sample_of(line: bytes, kind: SampleKind[Sample]) -> Sample | None:
 
 # ---------------------------------------------------------------- values
 def number(value: object) -> float | None:
-    """A finite number as JSON has it; None for anything else, booleans included."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        finite = math.isfinite(value)
-    except OverflowError:
-        return None
-    return value if finite else None
+    """A finite number of 64 bits; None for anything else, booleans included."""
+    if type(value) is float:
+        return value if math.isfinite(value) else None
+    if type(value) is int and -(2**63) < value < 2**63:
+        return value
+    return None
 
 
 def count(value: object) -> int | None:
