@@ -45,6 +45,9 @@ def parse_series(text: str, names: Container[str], problems: PageProblems) -> It
         brace, space = raw.find("{"), raw.find(" ")
         cut = brace if 0 <= brace < space or space < 0 else space
         name = raw[:cut] if cut > 0 else raw
+        if "\t" in name:  # a tab is as good as a blank
+            cut = name.index("\t")
+            name = name[:cut]
         if name not in names:
             continue
         series = _read(name, raw, cut)

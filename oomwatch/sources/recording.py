@@ -241,7 +241,7 @@ def _find_logs(
             continue
         path = _file_in(root, engine.log)
         if path is None:
-            problems.append(f"log of {engine.id}: {engine.log!r} is not in the recording")
+            problems.append(f"log of {engine.id!r}: {engine.log!r} is not in the recording")
         else:
             logs[engine.id] = str(path)
     others = [path for path in _files(root, "logs") if str(path) not in logs.values()]

@@ -173,7 +173,7 @@ def test_a_log_outside_the_recording_is_not_read(tmp_path, log):
     (inside / "manifest.json").write_text(json.dumps({"engines": [{"id": "e", "log": log}]}))
     recording = read_recording(str(inside))
     assert recording.logs == {}
-    assert any(problem.startswith("log of e:") for problem in recording.problems)
+    assert any(problem.startswith("log of 'e':") for problem in recording.problems)
 
 
 def test_a_log_that_the_manifest_does_not_name_goes_to_the_only_engine(tmp_path):
