@@ -15,6 +15,7 @@ from collections.abc import Container, Iterator, Mapping
 from typing import Final
 
 _LABEL: Final = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"([^"\\]*(?:\\.[^"\\]*)*)"\s*,?')
+_OPEN: Final = re.compile(r"\s*\{")
 _END: Final = re.compile(r"\s*\}")
 _VALUE: Final = re.compile(r"[+-]?(?:\d[\d.]*(?:[eE][+-]?\d+)?|\.\d+|[Ii]nf(?:inity)?|NaN)")
 _ESCAPE: Final = re.compile(r"\\(.)")
@@ -68,8 +69,9 @@ def parse_families(text: str) -> Iterator[tuple[str, str]]:
 
 def _read(name: str, raw: str, cut: int) -> Series | None:
     labels: dict[str, str] = {}
-    if cut > 0 and raw[cut] == "{":
-        position = cut + 1
+    opening = _OPEN.match(raw, cut) if cut > 0 else None
+    if opening is not None:
+        position = opening.end()
         while match := _LABEL.match(raw, position):
             labels[match[1]] = _unescape(match[2])
             position = match.end()

@@ -165,6 +165,7 @@ def test_the_newer_name_wins_where_both_are_there():
         "vllm:num_requests_running 3",
         "vllm:num_requests_running{} 3",
         "vllm:num_requests_running\t3",
+        'vllm:num_requests_running\t {engine="0"}3',
         'vllm:num_requests_running{engine="0",model_name="\u2028\x0c\x85"} 3',
     ],
 )
