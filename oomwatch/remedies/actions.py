@@ -1,0 +1,62 @@
+"""Steps for a person: plain sentences that begin with a verb."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from oomwatch.records import Direction
+from oomwatch.remedies.context import Context, Draft, Move
+
+
+def act(
+    id: str,  # noqa: A002 - named as the field of a remedy
+    title: str,
+    action: str,
+    *,
+    why: str = "",
+    cost: str = "None.",
+    direction: Direction | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Move:
+    """A step that only says what to do; ``{engine}`` becomes the engine's name."""
+
+    def move(context: Context) -> Draft:
+        named = {"engine": context.label}
+        return Draft(
+            id=id,
+            title=title.format_map(named),
+            why=(why or title + ".").format_map(named),
+            cost=cost,
+            action=action.format_map(named),
+            direction=direction,
+            env=dict(env or {}),
+        )
+
+    return move
+
+
+def upgrade(what: str, *, why: str = "", cost: str = "An upgrade to test.") -> Move:
+    """Upgrade the engine to a release with (or without) something."""
+    return act(
+        "upgrade",
+        "Upgrade {engine} to a newer version",
+        "Upgrade {engine} to a newer version " + what,
+        why=why or "This is fixed or bounded in later releases.",
+        cost=cost,
+    )
+
+
+def upgrade_before(version: str, what: str, *, why: str = "") -> Move:
+    """As `upgrade`, only for vLLM older than a release, for forks and for other engines."""
+    step = upgrade(what, why=why)
+
+    def move(context: Context) -> Draft | None:
+        newer = context.name == "vllm" and context.version and context.at_least(version)
+        return None if newer else step(context)
+
+    return move
+
+
+def on_engine(engine: str, step: Move) -> Move:
+    """A step for one engine only."""
+    return lambda context: step(context) if context.name == engine else None

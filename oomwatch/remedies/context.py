@@ -1,0 +1,270 @@
+"""What a step looks at: the finding's numbers, and the flags in force on the engine it hit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+from oomwatch.engines import flags, versions
+from oomwatch.engines.vllm.flags import generation
+from oomwatch.records import Direction, EngineFacts, Finding
+
+Knob = Literal["share", "batch_tokens", "sequences", "length", "ranks", "stages"]
+
+KNOBS: Final[Mapping[Knob, Mapping[str, str]]] = {
+    "share": {
+        "vllm": "--gpu-memory-utilization",
+        "sglang": "--mem-fraction-static",
+        "tgi": "--cuda-memory-fraction",
+        "lmdeploy": "--cache-max-entry-count",
+    },
+    "batch_tokens": {
+        "vllm": "--max-num-batched-tokens",
+        "sglang": "--chunked-prefill-size",
+        "tgi": "--max-batch-prefill-tokens",
+        "lmdeploy": "--max-prefill-token-num",
+        "llama.cpp": "--batch-size",
+    },
+    "sequences": {
+        "vllm": "--max-num-seqs",
+        "sglang": "--max-running-requests",
+        "tgi": "--max-concurrent-requests",
+        "lmdeploy": "--max-batch-size",
+        "llama.cpp": "--parallel",
+    },
+    "length": {
+        "vllm": "--max-model-len",
+        "sglang": "--context-length",
+        "tgi": "--max-total-tokens",
+        "lmdeploy": "--session-len",
+        "llama.cpp": "--ctx-size",
+    },
+    "ranks": {
+        "vllm": "--tensor-parallel-size",
+        "sglang": "--tp-size",
+        "tgi": "--num-shard",
+        "lmdeploy": "--tp",
+    },
+    "stages": {"vllm": "--pipeline-parallel-size", "sglang": "--pp-size"},
+}
+"""One setting in the words of each engine."""
+
+ASSUMED: Final[Mapping[str, float]] = {
+    "--gpu-memory-utilization": 0.9,
+    "--mem-fraction-static": 0.8,
+    "--cuda-memory-fraction": 1.0,
+    "--cache-max-entry-count": 0.8,
+    "--max-num-batched-tokens": 2048,
+    "--chunked-prefill-size": 2048,
+    "--max-batch-prefill-tokens": 4096,
+    "--max-prefill-token-num": 8192,
+    "--batch-size": 2048,
+    "--max-num-seqs": 256,
+    "--max-running-requests": 2048,
+    "--max-concurrent-requests": 128,
+    "--max-batch-size": 128,
+    "--tensor-parallel-size": 1,
+    "--tp-size": 1,
+    "--num-shard": 1,
+    "--tp": 1,
+    "--pipeline-parallel-size": 1,
+    "--pp-size": 1,
+}
+"""The smallest default of any card, for settings whose value in force cannot be known: a number
+below it is lower whatever the card is."""
+
+_LABELS: Final = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "tgi": "TGI",
+    "lmdeploy": "LMDeploy",
+    "llama.cpp": "llama.cpp",
+    "ollama": "Ollama",
+    "pytorch": "PyTorch",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Draft:
+    """A remedy before its flags are spelled and checked. `direction` None: the cause's own.
+
+    `set` goes by canonical long flag; numbers and dicts are written out by the version's spelling.
+    """
+
+    id: str
+    title: str
+    why: str
+    cost: str
+    set: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    action: str | None = None
+    direction: Direction | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Context:
+    """A finding on an engine, with its numbers at hand. Unknown is None throughout."""
+
+    finding: Finding
+    engine: EngineFacts
+    name: str | None
+    """`vllm`, `sglang` and so on, also for their forks."""
+    generation: str | None
+    force: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        """The engine's name for people."""
+        return _LABELS.get(self.name or "", self.name or "the engine")
+
+    @property
+    def version(self) -> str | None:
+        """The version by which flags are spelled; None for forks, which follow none of ours."""
+        return None if self.is_fork else self.engine.version
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether this is a fork of the engine whose flags it shares."""
+        return self.engine.fork is not None or self.name != self.engine.engine
+
+    def at_least(self, version: str) -> bool:
+        """Whether the engine is this version or newer; an unknown version counts as newer."""
+        return versions.at_least(self.version, version) is not False
+
+    def bytes(self, name: str) -> float | None:
+        """A number of the finding, by the names of `docs/design.md`."""
+        return _number(self.finding.values.get(name))
+
+    def says(self, name: str) -> bool:
+        """Whether a yes-or-no value of the finding is set."""
+        return bool(self.finding.values.get(name))
+
+    def flag(self, knob: Knob) -> str | None:
+        """What a setting is called on this engine."""
+        return KNOBS[knob].get(self.name or "")
+
+    def now(self, flag: str | None) -> float | None:
+        """A flag's value in force as a number."""
+        return _number(self.force.get(flag)) if flag else None
+
+    def now_or_assumed(self, flag: str | None) -> float | None:
+        """The value in force, else the smallest default there is."""
+        known = self.now(flag)
+        return known if known is not None else ASSUMED.get(flag or "")
+
+    def given(self, flag: str) -> Any:
+        """A flag's value as the user gave it; None when not given."""
+        return self.engine.arguments.get(flag)
+
+    def switched_on(self, flag: str) -> bool:
+        """Whether a switch is on."""
+        return str(self.force.get(flag, "")).lower() in ("true", "1", "yes")
+
+    @property
+    def total_bytes(self) -> float | None:
+        """CUDA's total of the card that decided."""
+        return self.bytes("total_bytes") or _number(self.engine.total_bytes)
+
+    @property
+    def max_model_len(self) -> float | None:
+        """The longest request allowed, in tokens."""
+        return (
+            self.now(self.flag("length"))
+            or self.bytes("max_model_len")
+            or _number(self.engine.max_model_len)
+        )
+
+    @property
+    def kv_tokens(self) -> float | None:
+        """Capacity of the KV pool in tokens."""
+        return self.bytes("kv_tokens") or _number(self.engine.kv_tokens)
+
+    @property
+    def max_concurrency(self) -> float | None:
+        """Requests of full length that the KV pool holds at once."""
+        if self.engine.max_concurrency is not None:
+            return self.engine.max_concurrency
+        tokens, length = self.kv_tokens, self.max_model_len
+        return tokens / length if tokens and length else None
+
+    @property
+    def shortage_bytes(self) -> float | None:
+        """How much more the failed allocation wanted than was free."""
+        tried, free = self.bytes("tried_bytes"), self.bytes("free_bytes")
+        return None if tried is None else max(tried - (free or 0), 0)
+
+    @property
+    def pinned_kv(self) -> str | None:
+        """The flag that fixes the size of vLLM's KV cache, so that the share no longer counts."""
+        for flag in ("--kv-cache-memory-bytes", "--num-gpu-blocks-override"):
+            if self.name == "vllm" and self.now(flag) is not None:
+                return flag
+        return None
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block, for rounding lengths."""
+        return self.engine.block_size_tokens or 16
+
+
+Move = Callable[[Context], Draft | None]
+"""One step of a plan: what it would change here, or None where it does not apply or cannot help."""
+
+
+def context_of(finding: Finding, engine: EngineFacts) -> Context:
+    """The context of a finding; values in force that the facts lack are filled from the version."""
+    name = engine.engine
+    for base in ("vllm", "sglang"):
+        if name and name.startswith(base):
+            name = base
+    version = None if engine.fork or name != engine.engine else engine.version
+    kind = engine.generation or generation(version, engine.env)
+    force = flags.in_force(
+        name,
+        version,
+        generation=kind,
+        arguments=engine.arguments,
+        total_bytes=engine.total_bytes,
+        max_model_len=engine.max_model_len,
+    )
+    return Context(finding, engine, name, kind, {**force, **engine.in_force})
+
+
+def power_of_two_below(value: float) -> int:
+    """The largest power of two not above `value`; 0 below one."""
+    return 1 << (int(value).bit_length() - 1) if value >= 1 else 0
+
+
+def floor_hundredth(value: float) -> float:
+    """Rounded down to 0.01; a float's own error does not cost a step."""
+    return math.floor(value * 100 + 1e-6) / 100
+
+
+def ceil_hundredth(value: float) -> float:
+    """Rounded up to 0.01."""
+    return math.ceil(value * 100 - 1e-6) / 100
+
+
+def floor_to(value: float, multiple: int) -> int:
+    """Rounded down to a multiple."""
+    return int(value // multiple) * multiple
+
+
+def json_object(value: Any) -> dict[str, Any]:
+    """A JSON flag as a dict; {} for anything else."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    try:
+        loaded = json.loads(str(value))
+    except (ValueError, RecursionError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    number = flags.as_number(value)
+    return number if number is not None and math.isfinite(number) else None

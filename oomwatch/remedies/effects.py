@@ -1,0 +1,108 @@
+"""What a changed flag does, as far as the log's own numbers say: tokens, concurrency, bytes.
+
+Only proportions of what the engine printed are used here: the KV cache's bytes and tokens, the
+share and the total, the longest request. What needs a model of the activation peak stays None;
+`oomwatch.memory` can fill it where a model configuration is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from oomwatch.engines.flags import as_number
+from oomwatch.records import Effect
+from oomwatch.remedies.context import Context
+
+_HALVED: Final = ("fp8", "fp8_e4m3", "fp8_e5m2")
+
+
+def effect_of(changes: Mapping[str, Any], context: Context) -> Effect | None:
+    """The predicted effect of setting flags (by canonical name), or None where nothing is known."""
+    tokens, concurrency = context.kv_tokens, context.max_concurrency
+    factor = 1.0
+    freed: float | None = None
+    known = False
+    delta = kv_change_bytes(changes, context)
+    kv_bytes = context.engine.kv_bytes
+    if delta is not None:
+        freed = -delta if delta < 0 else None
+        known = True
+        factor = max((kv_bytes + delta) / kv_bytes, 0.0) if kv_bytes else 0.0
+    if changes.get("--kv-cache-dtype") in _HALVED and not context.says("hybrid"):
+        factor, known = factor * 2, True
+    ratio = 1.0
+    length, longest = as_number(changes.get(context.flag("length") or "")), context.max_model_len
+    if length and longest:
+        ratio, known = longest / length, True
+    ranks = _rank_change(changes, context)
+    if ranks is not None and context.engine.weights_bytes:
+        freed, known = context.engine.weights_bytes * (1 - 1 / ranks), True
+        factor = 0.0  # the pool grows, by how much depends on the model's heads
+    if not known:
+        return None
+    return Effect(
+        kv_tokens_before=None if tokens is None else round(tokens),
+        kv_tokens_after=round(tokens * factor) if tokens and factor else None,
+        freed_bytes=None if freed is None else round(freed),
+        max_concurrency_before=concurrency,
+        max_concurrency_after=round(concurrency * factor * ratio, 2)
+        if concurrency and factor
+        else None,
+    )
+
+
+def kv_change_bytes(changes: Mapping[str, Any], context: Context) -> float | None:
+    """By how much the KV cache of one GPU would grow (or shrink, negative); None if unknown."""
+    total = context.total_bytes
+    share = context.flag("share")
+    new = as_number(changes.get(share)) if share else None
+    if new is not None:
+        old = context.now(share)
+        if (
+            context.name not in ("vllm", "sglang")
+            or context.pinned_kv
+            or old is None
+            or total is None
+        ):
+            return None
+        base = context.engine.free_at_start_bytes if context.name == "sglang" else None
+        return (new - old) * (base or total)
+    new = as_number(changes.get("--kv-cache-memory-bytes"))
+    if new is not None:
+        old = context.now("--kv-cache-memory-bytes") or context.engine.kv_bytes
+        return None if old is None else new - old
+    return None
+
+
+def would_not_start(changes: Mapping[str, Any], context: Context) -> bool:
+    """Whether a change would surely make the next start fail, by the log's own numbers.
+
+    True when the budget would not hold weights and measured activation, or when the KV cache would
+    no longer hold one request of the length in force.
+    """
+    total, engine = context.total_bytes, context.engine
+    share = context.flag("share")
+    new = as_number(changes.get(share)) if share else None
+    if new is not None and total and context.name == "vllm" and engine.weights_bytes:
+        fixed = (
+            engine.weights_bytes + (engine.activation_bytes or 0) + (engine.non_torch_bytes or 0)
+        )
+        if new * total <= fixed:
+            return True
+    delta = kv_change_bytes(changes, context)
+    length_kept = as_number(changes.get(context.flag("length") or "")) is None
+    concurrency = context.max_concurrency
+    if delta is not None and delta < 0 and engine.kv_bytes and concurrency and length_kept:
+        return concurrency * (engine.kv_bytes + delta) / engine.kv_bytes < 1 <= concurrency
+    return False
+
+
+def _rank_change(changes: Mapping[str, Any], context: Context) -> float | None:
+    """Factor by which the ranks that share the weights grow."""
+    factor = 1.0
+    for flag in (context.flag("ranks"), context.flag("stages")):
+        new = as_number(changes.get(flag)) if flag else None
+        if new is not None:
+            factor *= new / (context.now_or_assumed(flag) or 1)
+    return factor if factor > 1 else None

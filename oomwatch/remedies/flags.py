@@ -1,0 +1,121 @@
+"""From drafts to remedies: spelled for the version, checked against its table, free of conflict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from oomwatch.engines import flags, versions
+from oomwatch.records import Direction, Remedy
+from oomwatch.remedies.context import Context, Draft
+from oomwatch.remedies.effects import effect_of, would_not_start
+
+MOST: Final = 7
+"""Remedies of one finding: more than this nobody reads."""
+
+
+def finish(draft: Draft, context: Context, direction: Direction) -> Remedy | None:
+    """The remedy of a draft, or None where the version has no such flag or nothing would change."""
+    written: dict[str, Any] = {}
+    for flag, value in draft.set.items():
+        spelled = flags.spell(context.name or "", _spelling_version(context), flag, value)
+        if spelled is None:
+            return None
+        written[spelled[0]] = spelled[1]
+    if written and not draft.unset and not draft.env and _changes_nothing(written, context):
+        return None
+    if would_not_start(draft.set, context):
+        return None
+    reason = _doubt(written, context)
+    named = bool(written or draft.unset)
+    return Remedy(
+        id=draft.id,
+        title=draft.title,
+        direction=draft.direction or direction,
+        why=draft.why if reason is None else f"{draft.why} Not validated: {reason}.",
+        cost=draft.cost,
+        set=written,
+        unset=draft.unset,
+        env=draft.env,
+        action=draft.action,
+        effect=effect_of(draft.set, context),
+        valid_for=_valid_for(context) if named else None,
+        validated=named and reason is None,
+    )
+
+
+def compatible(remedies: Iterable[Remedy], force: Mapping[str, Any]) -> tuple[Remedy, ...]:
+    """The remedies in their order, without any that fights or only repeats an earlier one."""
+    kept: list[Remedy] = []
+    ways: dict[str, set[int]] = {}
+    unset: set[str] = set()
+    for remedy in remedies:
+        mine = {flag: way(flag, value, force) for flag, value in remedy.set.items()}
+        fights = any(
+            (-turn in ways.get(flag, ()) and turn) or flag in unset or _twin(flag) in ways
+            for flag, turn in mine.items()
+        ) or any(flag in ways or _twin(flag) in ways for flag in remedy.unset)
+        repeats = any(
+            (other.set, other.unset, other.env, other.action)
+            == (remedy.set, remedy.unset, remedy.env, remedy.action)
+            or other.id == remedy.id
+            for other in kept
+        )
+        if fights or repeats or len(kept) == MOST:
+            continue
+        kept.append(remedy)
+        unset.update(remedy.unset)
+        for flag, turn in mine.items():
+            ways.setdefault(flag, set()).add(turn)
+    return tuple(kept)
+
+
+def way(flag: str, value: Any, force: Mapping[str, Any]) -> int:
+    """Whether a value lies above (1) or below (-1) the one in force; 0 when that cannot be said."""
+    new, old = flags.as_number(value), flags.as_number(force.get(flag))
+    return 0 if new is None or old is None else (new > old) - (new < old)
+
+
+def _twin(flag: str) -> str:
+    return flag.replace("--no-", "--", 1) if flag.startswith("--no-") else "--no-" + flag[2:]
+
+
+def _spelling_version(context: Context) -> str | None:
+    """The version whose spelling is used: outside the known releases the nearest of them."""
+    at = versions.release(context.version)
+    if at is None or not versions.sampled(context.name or ""):
+        return None
+    if versions.outside(context.name, context.version) is None:
+        return context.version
+    return ".".join(map(str, versions.standing_for(context.name or "", at)))
+
+
+def _changes_nothing(written: Mapping[str, Any], context: Context) -> bool:
+    """Whether every flag already has this value."""
+    for flag, value in written.items():
+        old = context.force.get(flag)
+        number = flags.as_number(value)
+        same = number == flags.as_number(old) if number is not None else str(value) == str(old)
+        if not same:
+            return False
+    return True
+
+
+def _doubt(written: Mapping[str, Any], context: Context) -> str | None:
+    """Why the flags are not known to be valid; None when the tables vouch for them."""
+    if context.is_fork:
+        kind = context.engine.fork or context.engine.engine
+        return f"{kind} is a fork, its flags are not in oomwatch's tables"
+    outside = versions.outside(context.name, context.version)
+    if outside is not None:
+        return outside
+    for flag, value in written.items():
+        fault = flags.check_flag(context.name or "", context.version, flag, value)
+        if fault is not None:
+            return fault
+    return None
+
+
+def _valid_for(context: Context) -> str | None:
+    name = context.engine.fork or context.engine.engine
+    return f"{name} {context.engine.version}" if name and context.engine.version else name

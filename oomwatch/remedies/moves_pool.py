@@ -1,0 +1,83 @@
+"""Steps on SGLang's pools, and on how many requests it admits."""
+
+from __future__ import annotations
+
+from oomwatch.remedies.context import Context, Draft, power_of_two_below
+
+
+def more_conservative(context: Context) -> Draft | None:
+    """Reserve more of each request's future tokens at admission."""
+    flag = "--schedule-conservativeness"
+    old = context.now(flag) if context.now(flag) is not None else 1.0
+    if context.name != "sglang" or old is None or old >= 2:
+        return None
+    new = 1.3 if old < 1.3 else round(old + 0.3, 1)
+    return Draft(
+        id="more-conservative",
+        title=f"Raise {flag} to {new}",
+        why="Requests are admitted on a hope for short answers, then retracted when the pool "
+        "fills.",
+        cost="Fewer requests run while the pool is not full.",
+        set={flag: new},
+    )
+
+
+def single_token_pages(context: Context) -> Draft | None:
+    """Pages of one token: no rounding up for each request."""
+    flag = "--page-size"
+    old = context.now(flag)
+    if context.name != "sglang" or old is None or old <= 1:
+        return None
+    new = 1 if old <= 64 else power_of_two_below(old / 8)
+    return Draft(
+        id="smaller-pages",
+        title=f"Lower {flag} to {new}",
+        why=f"Each running request rounds up to whole pages of {old:.0f} tokens, so the pool fails "
+        "while it still has more tokens than were asked for.",
+        cost="Some attention backends need larger pages.",
+        set={flag: new},
+    )
+
+
+def larger_window_pool(context: Context) -> Draft | None:
+    """More of the KV budget for sliding-window layers."""
+    flag = "--swa-full-tokens-ratio"
+    pool = context.finding.values.get("pool")
+    old = context.now(flag)
+    if context.name != "sglang" or (pool != "swa" and (pool is not None or old is None)):
+        return None
+    new = 0.9 if old is None else round(min(old * 2, old + 0.2, 1.0), 2)
+    if old is not None and new <= old:
+        return None
+    return Draft(
+        id="larger-window-pool",
+        title=f"Raise {flag} to {new:g}",
+        why="The pool of the sliding-window layers is full while the one of full attention is not.",
+        cost="Fewer tokens in the full-attention pool.",
+        set={flag: f"{new:g}"},
+    )
+
+
+def larger_state_pool(context: Context) -> Draft | None:
+    """More state slots of linear-attention layers."""
+    pool = context.finding.values.get("pool")
+    slots = context.now("--max-mamba-cache-size")
+    if context.name != "sglang" or pool != "mamba":
+        return None
+    if slots:
+        return Draft(
+            id="more-state-slots",
+            title=f"Raise --max-mamba-cache-size to {int(slots * 1.5)}",
+            why="All state slots are taken while the KV pool is not full.",
+            cost="Fewer KV tokens.",
+            set={"--max-mamba-cache-size": int(slots * 1.5)},
+        )
+    flag = "--mamba-full-memory-ratio"
+    old = context.now(flag) or 0.9
+    return Draft(
+        id="larger-state-pool",
+        title=f"Raise {flag} to {old + 0.3:.1f}",
+        why="The state pool is full while the KV pool is not.",
+        cost="Fewer KV tokens.",
+        set={flag: f"{old + 0.3:.1f}"},
+    )
