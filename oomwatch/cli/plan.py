@@ -28,7 +28,7 @@ def command(**options: Any) -> None:
     import dataclasses
 
     parsed = parse_command(options["server"])
-    model = config_source.load_model(options["model_config"], parsed.model)
+    model = config_source.load_model(options["model_config"], parsed.model).model
     device = find_device(options["gpu"])
     if options["gpu_total_gib"]:
         device = dataclasses.replace(

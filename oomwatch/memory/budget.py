@@ -17,7 +17,7 @@ from oomwatch.memory.model_config import (
     ModelConfig,
     Recurrent,
 )
-from oomwatch.memory.quantization import read_quantization
+from oomwatch.memory.quantization import quantization_of
 from oomwatch.memory.settings import Settings
 from oomwatch.memory.weights import Sharding, weights_bytes
 from oomwatch.units import GIB, MIB
@@ -30,7 +30,7 @@ SAMPLER_SORT: Final = 38.4
 SAMPLER_TRITON: Final = 23.0
 """The Triton sampler from 0.17: one 0.19.0 start on A100, 256 sequences."""
 SAMPLER_FLASHINFER: Final = 12.0
-"""16-bit logits, 32-bit logits and probabilities: one 0.10.1 start on A100; bound by one of 0.27."""
+"""16-bit logits, 32-bit logits, probabilities: one 0.10.1 start on A100; bound by one of 0.27."""
 
 GRAPH_LAYER_BYTES: Final = 0.3 * MIB
 """Per layer and captured size: 0.29 to 0.34 MiB in five V1 captures (3 to 67 sizes)."""
@@ -109,6 +109,8 @@ class Known:
     graphs_bytes: int | None = None
     kv_available_bytes: int | None = None
     free_at_start_bytes: int | None = None
+    checkpoint_bytes: int | None = None
+    """All tensors of the weight files together, over all GPUs."""
 
 
 def divide(
@@ -137,7 +139,15 @@ def divide(
         else _non_torch(settings, device)
     )
     if settings.engine == "sglang":
-        return _sglang(model, device, settings, known, weights, activation, graphs)
+        return _sglang(
+            model,
+            device,
+            settings,
+            known=known,
+            weights=weights,
+            activation=activation,
+            graphs=graphs,
+        )
     requested = int(device.total_bytes * settings.utilization)
     terms = [weights, activation, non_torch] + ([graphs] if settings.estimates_graphs else [])
     if known.kv_available_bytes is not None:
@@ -191,13 +201,27 @@ def _weights(
         lora_rank=settings.lora_rank,
     )
     size = max(0, size - settings.cpu_offload_bytes)
-    quant = read_quantization(model.quantization, settings.quantization)
+    if known.checkpoint_bytes and settings.quantization is None:
+        return _scaled_to_files(model, size, known.checkpoint_bytes)
+    quant = quantization_of(model, settings.quantization)
     relative = 0.005 if quant.method in ("none", "fp8", "mxfp4") else 0.02
     if "nvfp4" in quant.method or "mixed" in quant.method:
         relative = 0.08
     if model.unknown or not quant.known:
         relative = 0.2
     return Term.around(size, relative, 0.05 * GIB)
+
+
+def _scaled_to_files(model: ModelConfig, size: int, checkpoint: int) -> Term:
+    """The predicted share, scaled where the files say that the whole is larger or smaller.
+
+    Files and loaded weights differ by a few percent (absorbed and padded matrices, tied heads), so
+    only a larger gap is a fact about the model.
+    """
+    ratio = checkpoint / max(1, weights_bytes(model, Sharding()))
+    if 0.96 <= ratio <= 1.04:
+        return Term.around(size, 0.01, 0.05 * GIB)
+    return Term.around(size * ratio, 0.05, 0.05 * GIB)
 
 
 # ----------------------------------------------------------------------------------- activation
@@ -207,8 +231,10 @@ def activation_peak(model: ModelConfig, settings: Settings) -> Term:
     hidden = tokens * model.hidden * model.dtype_bytes
     rows = min(settings.max_num_seqs, tokens)
     sampler = rows * model.vocab * _sampler_bytes(settings) + hidden
-    forward = tokens * model.dtype_bytes * max(
-        _forward_elements(model, layer, settings) for layer in model.layers
+    forward = (
+        tokens
+        * model.dtype_bytes
+        * max(_forward_elements(model, layer, settings) for layer in model.layers)
     )
     peak = max(sampler, forward)
     if model.vision is None or not settings.encoder:
@@ -292,6 +318,7 @@ def _sglang(
     model: ModelConfig,
     device: Device,
     settings: Settings,
+    *,
     known: Known,
     weights: Term,
     activation: Term,
@@ -308,7 +335,9 @@ def _sglang(
         kv = Term.exact(known.kv_available_bytes)
     else:
         spread = (weights.high - weights.low) / 2 + 0.5 * GIB
-        kv = Term(round(rest * share), round((rest - spread) * share), round((rest + spread) * share))
+        kv = Term(
+            round(rest * share), round((rest - spread) * share), round((rest + spread) * share)
+        )
     return Budget(
         device.total_bytes,
         int(usable),

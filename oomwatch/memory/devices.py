@@ -34,10 +34,44 @@ class Device:
 
 
 _WORDS: Final = re.compile(r"[a-z]+|\d+")
-_NOISE: Final = frozenset(
-    "nvidia geforce tesla quadro amd instinct radeon graphics gpu gb gib hbm hbm2 hbm2e hbm3 hbm3e "
-    "pcie sxm sxm2 sxm3 sxm4 sxm5 sxm6 generation workstation server edition blackwell max q the "
-    "ai accelerator laptop superchip".split()
+_NOISE: Final = frozenset(  # words of NVML that do not tell cards apart
+    {
+        "nvidia",
+        "geforce",
+        "tesla",
+        "quadro",
+        "amd",
+        "instinct",
+        "radeon",
+        "graphics",
+        "gpu",
+        "gb",
+        "gib",
+        "hbm",
+        "hbm2",
+        "hbm2e",
+        "hbm3",
+        "hbm3e",
+        "pcie",
+        "sxm",
+        "sxm2",
+        "sxm3",
+        "sxm4",
+        "sxm5",
+        "sxm6",
+        "generation",
+        "workstation",
+        "server",
+        "edition",
+        "blackwell",
+        "max",
+        "q",
+        "the",
+        "ai",
+        "accelerator",
+        "laptop",
+        "superchip",
+    }
 )
 
 

@@ -129,7 +129,10 @@ def build_layout(model: ModelConfig, settings: Settings, stage: int = 0) -> KvLa
     """The pool of a rank of pipeline stage `stage`."""
     notes: list[str] = []
     fmt = settings.kv_format(model)
-    own = [_spec(model, layer, i, fmt, settings, notes) for i, layer in enumerate(model.layers)]
+    own = [
+        _spec(model, layer, i, fmt=fmt, settings=settings, notes=notes)
+        for i, layer in enumerate(model.layers)
+    ]
     own += _draft_specs(model, fmt, settings)
     placed = [i for i, spec in enumerate(own) if spec is not None]
     specs = _equal_pages(_with_state_pages([s for s in own if s is not None], notes), notes)
@@ -199,6 +202,7 @@ def _spec(
     model: ModelConfig,
     layer: Layer,
     index: int,
+    *,
     fmt: KvFormat,
     settings: Settings,
     notes: list[str],

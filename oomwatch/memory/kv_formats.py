@@ -16,8 +16,9 @@ def find_format(name: str, engine: str = "vllm") -> KvFormat | None:
         bits = SGLANG_FORMATS.get(name)
         if bits is None:
             return None
-        layout = "nvfp4" if bits == 4 else "plain"
-        return KvFormat(name, (0, 0, 0), bits, bits, layout, latent="yes")
+        return KvFormat(
+            name, (0, 0, 0), bits, bits, "nvfp4" if bits == 4 else "plain", latent="yes"
+        )
     return next((f for f in KV_FORMATS if f.name == name), None)
 
 
@@ -73,7 +74,9 @@ def unsupported(
     if capability is None:
         return None
     if fmt.min_capability and capability < fmt.min_capability:
-        return f"{fmt.name} needs compute capability {fmt.min_capability[0]}.{fmt.min_capability[1]}"
+        return (
+            f"{fmt.name} needs compute capability {fmt.min_capability[0]}.{fmt.min_capability[1]}"
+        )
     families = fmt.families
     if fmt.name == "nvfp4" and version >= (0, 32, 0):
         families = (8, 9, 10, 12)

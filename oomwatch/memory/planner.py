@@ -1,4 +1,4 @@
-"""Does it fit, how many tokens and requests, and what would each change do?
+"""Whether a server fits, how many tokens and requests it holds, and what a change would do.
 
 `plan` is a pure function of a `PlanInput`. A fact that is known (`Known`, from a log or NVML)
 replaces what the model would compute; `change` carries the difference between fact and model over
@@ -64,7 +64,12 @@ def plan(given: PlanInput) -> Plan:
     Raises UsageError for an engine without a model, or values that no release accepts.
     """
     settings = resolve(
-        given.engine, given.version, given.arguments, given.env, given.device, given.model
+        given.engine,
+        given.version,
+        arguments=given.arguments,
+        env=given.env,
+        device=given.device,
+        model=given.model,
     )
     model = given.model
     if settings.dtype_bytes is not None:
@@ -77,7 +82,9 @@ def plan(given: PlanInput) -> Plan:
     length = settings.max_model_len
     limit = max(length, model.max_model_len)
     longest = layout.longest(blocks, limit)
-    refusal, text = _refusal(given, settings, budget, layout, kv.bytes, blocks, longest)
+    refusal, text = _refusal(
+        given, settings, budget, layout, kv_bytes=kv.bytes, blocks=blocks, longest=longest
+    )
     return Plan(
         settings=settings,
         budget=budget,
@@ -167,9 +174,7 @@ def _shifted(term: Term, offset: int) -> Term:
     return Term(term.bytes + offset, term.low + offset, term.high + offset)
 
 
-def _tightest(
-    model: ModelConfig, given: PlanInput, settings: Settings
-) -> tuple[Budget, KvLayout]:
+def _tightest(model: ModelConfig, given: PlanInput, settings: Settings) -> tuple[Budget, KvLayout]:
     """Budget and layout of the pipeline stage with the fewest blocks, which all stages use."""
     best: tuple[int, Budget, KvLayout] | None = None
     for stage in range(min(settings.pipeline_parallel, len(model.layers))):
@@ -187,6 +192,7 @@ def _refusal(
     settings: Settings,
     budget: Budget,
     layout: KvLayout,
+    *,
     kv_bytes: int,
     blocks: int,
     longest: int,
@@ -199,8 +205,7 @@ def _refusal(
     if given.known.kv_available_bytes is None and weights > budget.total_bytes:
         return (
             "weights_dont_fit",
-            f"weights of {weights / GIB:.1f} GiB do not fit a card of "
-            f"{budget.total_bytes / GIB:.1f} GiB",
+            f"weights take {weights / GIB:.1f} GiB of a {budget.total_bytes / GIB:.1f} GiB card",
         )
     needs = layout.request_bytes(length)
     if settings.engine == "sglang":
@@ -216,8 +221,10 @@ def _refusal(
     if layout.request_blocks(length) > usable:
         return (
             "kv_lt_max_len",
-            f"one request of {length} tokens needs {needs / GIB:.2f} GiB of KV cache, "
-            f"{kv_bytes / GIB:.2f} GiB are available; {longest} tokens would fit",
+            (
+                f"one request of {length} tokens needs {needs / GIB:.2f} GiB of KV cache, "
+                f"{kv_bytes / GIB:.2f} GiB are available; {longest} tokens would fit"
+            ),
         )
     if (
         given.model.is_hybrid
@@ -249,7 +256,9 @@ def _assumptions(
     if settings.lora_slots and given.known.weights_bytes is None:
         found.append("LoRA slots are counted for every projection of the decoder")
     if given.model.is_hybrid and not settings.max_seqs_given and settings.engine == "vllm":
-        found.append("each running sequence holds its own state blocks; --max-num-seqs is capped by them")
+        found.append(
+            "each running sequence holds its own state blocks; --max-num-seqs is capped by them"
+        )
     kept = [x.mixer for x in model.layers if isinstance(x.mixer, Attention)]
     if kept and all(m.heads == m.kv_heads for m in kept) and kept[0].heads > 1:
         found.append(

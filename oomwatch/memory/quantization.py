@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
+
+from oomwatch.memory.model_config import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def int_group(bits: int, group: int, *, zeros: bool, ordered: bool = False) -> F
 
     `ordered` is GPTQ's activation order: two 32-bit index tables over the inputs.
     """
-    size = group if group > 0 else 0
+    size = max(0, group)
     return Format(
         f"int{bits} g{group}",
         bits,
@@ -133,6 +136,12 @@ def _inside(name: str) -> bool:
 def plain() -> Quantization:
     """A 16-bit checkpoint."""
     return Quantization("none", lambda _name: PLAIN)
+
+
+@functools.lru_cache(maxsize=16)
+def quantization_of(model: ModelConfig, flag: str | None = None) -> Quantization:
+    """`read_quantization` of a model, read once."""
+    return read_quantization(model.quantization, flag)
 
 
 def read_quantization(config: Mapping[str, Any] | None, flag: str | None = None) -> Quantization:

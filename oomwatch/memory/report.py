@@ -11,7 +11,9 @@ from oomwatch.memory.what_if import WhatIf
 SCHEMA: Final = "oomwatch.plan/1"
 
 
-def plan_json(given: PlanInput, plan: Plan, changes: tuple[WhatIf, ...], name: str) -> dict[str, Any]:
+def plan_json(
+    given: PlanInput, plan: Plan, changes: tuple[WhatIf, ...], name: str
+) -> dict[str, Any]:
     """The plan as plain data; unknown is None."""
     budget, layout = plan.budget, plan.layout
     return {

@@ -15,7 +15,7 @@ from oomwatch.memory.data.kv_formats import KvFormat
 from oomwatch.memory.devices import Device
 from oomwatch.memory.kv_formats import find_format, unsupported
 from oomwatch.memory.model_config import DTYPE_BYTES, ModelConfig
-from oomwatch.memory.quantization import read_quantization
+from oomwatch.memory.quantization import quantization_of
 
 Engine = Literal["vllm", "sglang"]
 
@@ -115,7 +115,7 @@ class Settings:
         if self.engine == "vllm" and model.is_sparse_latent and self.version >= (0, 11, 0):
             named = "fp8_ds_mla"  # DeepSeek V3.2 and GLM-5: 8 bits unless bfloat16 is asked for
         elif self.engine == "vllm" and self.version >= (0, 12, 0):
-            named = read_quantization(model.quantization, None).kv_cache_dtype
+            named = quantization_of(model).kv_cache_dtype
         return find_format(named, self.engine) or fmt if named else fmt
 
     def block_size_for(self, model: ModelConfig) -> int:
@@ -132,6 +132,7 @@ class Settings:
 def resolve(
     engine: str,
     version: str | None,
+    *,
     arguments: Mapping[str, Any],
     env: Mapping[str, str],
     device: Device,
@@ -157,7 +158,7 @@ def _vllm(
 ) -> Settings:
     at = release(version) or NEWEST
     speculative = _json(arguments.get("--speculative-config"))
-    v0 = _is_v0(version, at, arguments, env, device, model)
+    v0 = _is_v0(version, arguments, env, device, model)
     length = _length(arguments.get("--max-model-len"), model)
     values = flags.in_force(
         "vllm",
@@ -346,7 +347,6 @@ def _size(value: Any) -> int | None:
 # --------------------------------------------------------------------------------- vLLM's rules
 def _is_v0(
     version: str | None,
-    at: Release,
     arguments: Mapping[str, Any],
     env: Mapping[str, str],
     device: Device,
@@ -355,6 +355,7 @@ def _is_v0(
     """Whether the old engine runs; 0.8.0 to 0.10.2 fall back to it on what V1 lacks."""
     if vllm_flags.generation(version, env) == "V0":
         return True
+    at = release(version) or NEWEST
     if at >= (0, 11, 0) or env.get("VLLM_USE_V1") == "1":
         return False
     if device.compute_capability is not None and device.compute_capability < (8, 0):
@@ -374,7 +375,7 @@ def _caches_states(at: Release, arguments: Mapping[str, Any], model: ModelConfig
 
 
 def _estimates_graphs(at: Release, env: Mapping[str, str]) -> bool:
-    """The graph estimate comes out of the budget: by default from 0.20.0, on request from 0.18.0."""
+    """Graphs come out of the budget by default from 0.20.0, on request from 0.18.0."""
     asked = env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
     if at < (0, 18, 0):
         return False

@@ -8,6 +8,7 @@ allocator hands them out, with the fused projections, rank shares, kernel paddin
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -25,7 +26,7 @@ from oomwatch.memory.quantization import (
     PLAIN,
     Format,
     Quantization,
-    read_quantization,
+    quantization_of,
 )
 from oomwatch.units import MIB
 
@@ -51,7 +52,7 @@ def allocated(size: int) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sharding:
-    """How the model is spread: ranks that split a layer, pipeline stages, expert and data parallel."""
+    """How the model is spread over ranks, pipeline stages, experts and data-parallel replicas."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -117,6 +118,7 @@ class _Builder:
             self.matrix(fmt, rows, columns)
 
 
+@functools.lru_cache(maxsize=64)
 def weights_bytes(
     model: ModelConfig,
     shard: Sharding,
@@ -132,7 +134,7 @@ def weights_bytes(
 
     `draft_layers` adds MTP layers; LoRA slots are two thin matrices beside every projection.
     """
-    quant = read_quantization(model.quantization, quantization_flag)
+    quant = quantization_of(model, quantization_flag)
     build = _Builder(model, shard, quant, device)
     split = stages(len(model.layers), shard.pipeline)
     for index in split[stage]:
@@ -213,7 +215,9 @@ def _latent(build: _Builder, prefix: str, mixer: LatentAttention) -> None:
     build.tensor(heads * mixer.value_dim * mixer.kv_lora_rank)
     if mixer.has_indexer:
         name = f"{prefix}.indexer"
-        build.linear(name, (("wq_b", mixer.index_heads * mixer.index_dim),), mixer.q_lora_rank or hidden)
+        build.linear(
+            name, (("wq_b", mixer.index_heads * mixer.index_dim),), mixer.q_lora_rank or hidden
+        )
         build.linear(name, (("wk", mixer.index_dim),), hidden)
         build.tensor(mixer.index_heads * hidden)
         build.tensor(2 * mixer.index_dim)
@@ -288,9 +292,7 @@ def _expert_tensors(
             yield count * size
 
 
-def _padded_expert(
-    fmt: Format, width: int, hidden: int, device: Device | None
-) -> tuple[int, int]:
+def _padded_expert(fmt: Format, width: int, hidden: int, device: Device | None) -> tuple[int, int]:
     """Expert width and hidden size as the 4-bit kernels pad them.
 
     MXFP4 (gpt-oss logs): Hopper pads the width to 256; Marlin on Ampere and Ada pads the width to
@@ -298,10 +300,14 @@ def _padded_expert(
     """
     if fmt is not MXFP4 or device is None or device.compute_capability is None:
         return width, hidden
-    up = lambda value, step: -(-value // step) * step  # noqa: E731 - two uses, one line
     major = device.compute_capability[0]
     if major == 9:
-        return up(width, 256), hidden
+        return _up(width, 256), hidden
     if major >= 10:
-        return up(width, 256), up(hidden, 256)
-    return up(width, 128), up(hidden, 256)
+        return _up(width, 256), _up(hidden, 256)
+    return _up(width, 128), _up(hidden, 256)
+
+
+def _up(value: int, step: int) -> int:
+    """`value` rounded up to a multiple of `step`."""
+    return -(-value // step) * step

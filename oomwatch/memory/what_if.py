@@ -49,7 +49,11 @@ class FormatRow:
 
 def what_if(given: PlanInput, now: Plan) -> tuple[WhatIf, ...]:
     """Every single change worth showing, in the order of the knobs people turn."""
-    changes = _sglang_changes(given, now) if now.settings.engine == "sglang" else _vllm_changes(given, now)
+    changes = (
+        _sglang_changes(given, now)
+        if now.settings.engine == "sglang"
+        else _vllm_changes(given, now)
+    )
     found = []
     for flags, unset, cost in changes:
         try:
@@ -78,9 +82,7 @@ def what_if(given: PlanInput, now: Plan) -> tuple[WhatIf, ...]:
 def kv_table(given: PlanInput, now: Plan, length: int | None = None) -> tuple[FormatRow, ...]:
     """The KV formats that can run here, largest first, at `length` tokens per request."""
     rows = []
-    names = (
-        [f.name for f in KV_FORMATS] if now.settings.engine == "vllm" else list(SGLANG_FORMATS)
-    )
+    names = [f.name for f in KV_FORMATS] if now.settings.engine == "vllm" else list(SGLANG_FORMATS)
     current = now.settings.kv_cache_dtype
     for name in names:
         fmt = find_format(name, now.settings.engine)
@@ -90,8 +92,10 @@ def kv_table(given: PlanInput, now: Plan, length: int | None = None) -> tuple[Fo
             fmt, now.settings.version, given.device, given.model, v0=now.settings.v0
         ):
             continue
-        if now.settings.engine == "sglang" and name != current and check_flag(
-            "sglang", given.version, "--kv-cache-dtype", name
+        if (
+            now.settings.engine == "sglang"
+            and name != current
+            and check_flag("sglang", given.version, "--kv-cache-dtype", name)
         ):
             continue
         after = now if name == current else plan(change(given, {"--kv-cache-dtype": name}))
@@ -155,7 +159,11 @@ def _sglang_changes(given: PlanInput, now: Plan) -> Iterator[Change]:
         more = round(settings.utilization + 0.02, 3)
         yield {"--mem-fraction-static": f"{more:g}"}, (), "less slack for activations and graphs"
     if settings.max_model_len > 8192:
-        yield {"--context-length": str(settings.max_model_len // 2)}, (), "longer prompts are refused"
+        yield (
+            {"--context-length": str(settings.max_model_len // 2)},
+            (),
+            "longer prompts are refused",
+        )
     yield from _ranks(given, now, "--tp-size")
 
 
@@ -170,7 +178,11 @@ def _ranks(given: PlanInput, now: Plan, flag: str) -> Iterator[Change]:
     heads = max((getattr(x.mixer, "heads", 1) for x in given.model.layers), default=1)
     wider = settings.tensor_parallel * 2
     needed = settings.gpus * 2
-    if heads % wider == 0 and wider <= 16 and (given.gpu_count is None or needed <= given.gpu_count):
+    if (
+        heads % wider == 0
+        and wider <= 16
+        and (given.gpu_count is None or needed <= given.gpu_count)
+    ):
         yield {flag: str(wider)}, (), _GPU_COST.format(n=needed)
 
 
