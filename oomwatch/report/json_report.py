@@ -156,7 +156,8 @@ def _ledger(ledger: GpuLedger) -> dict[str, Any]:
         "gpu": ledger.gpu,
         "total_bytes": ledger.total_bytes,
         "parts": [
-            {"name": part.name, "bytes": part.bytes, "source": part.source} for part in ledger.parts
+            {"name": _line(part.name), "bytes": part.bytes, "source": part.source}
+            for part in ledger.parts
         ],
     }
 
@@ -170,9 +171,9 @@ def _remedy(rank: int, remedy: Remedy) -> dict[str, Any]:
         "rank": rank,
         "id": remedy.id,
         "title": _line(remedy.title),
-        "set": {flag: flag_value(value) for flag, value in remedy.set.items()},
-        "unset": list(remedy.unset),
-        "env": {name: clean(value) for name, value in remedy.env.items()},
+        "set": {clean(flag): flag_value(value) for flag, value in remedy.set.items()},
+        "unset": [clean(flag) for flag in remedy.unset],
+        "env": {clean(name): clean(value) for name, value in remedy.env.items()},
         "action": _text(remedy.action),
         "direction": remedy.direction,
         "effect": None if remedy.effect is None else _effect(remedy.effect),

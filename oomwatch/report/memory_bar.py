@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 from oomwatch.records import GpuLedger, MemoryPart
 from oomwatch.report.layout import Sheet
-from oomwatch.report.sanitize import clean
+from oomwatch.report.ledgers import group_ledgers, part_name
 from oomwatch.units import format_bytes
 
 # Letter and colour of each part; other names get the first free capital and no colour.
@@ -47,16 +47,12 @@ def draw_memory(sheet: Sheet, ledgers: Sequence[GpuLedger], texts: Mapping[str, 
 
     One or two bars have a legend with sizes each; more have one legend of names for all.
     """
-    groups: dict[tuple[object, ...], list[GpuLedger]] = {}
-    for ledger in ledgers:
-        parts = tuple((part.name, format_bytes(part.bytes)) for part in ledger.parts)
-        groups.setdefault((format_bytes(ledger.total_bytes), parts), []).append(ledger)
-    names = [_gpu_names(group) for group in groups.values()]
-    column = max(map(cell_len, names), default=0) + 2
-    firsts = [group[0] for group in groups.values()]
+    groups = group_ledgers(ledgers)
+    firsts = [ledger for _, ledger in groups]
+    column = max((cell_len(name) for name, _ in groups), default=0) + 2
     looks = _looks([part for ledger in firsts for part in ledger.parts])
     detailed = len(firsts) <= 2
-    for name, ledger in zip(names, firsts, strict=True):
+    for name, ledger in groups:
         _bar(sheet, name, ledger, column=column, looks=looks, texts=texts)
         if detailed:
             sizes = [(part.name, format_bytes(part.bytes)) for part in _shown(ledger)]
@@ -140,11 +136,6 @@ def share_cells(sizes: Sequence[int], cells: int) -> list[int]:
     return shares
 
 
-def part_name(name: str, texts: Mapping[str, str]) -> str:
-    """A part's name for people; unknown ones as they are."""
-    return texts.get(f"part.{name}") or clean(name, 30)
-
-
 def _looks(parts: Sequence[MemoryPart]) -> dict[str, Look]:
     """The look of each part's name; no two names share a letter."""
     names = dict.fromkeys(part.name for part in parts)
@@ -155,14 +146,3 @@ def _looks(parts: Sequence[MemoryPart]) -> dict[str, Look]:
         shade = ("░", "░") if name == "free" else ("█", "■")
         looks[name] = Look(letter, style, *shade)
     return looks
-
-
-def _gpu_names(group: Sequence[GpuLedger]) -> str:
-    """``GPU 0``, ``GPU 0-7``, ``GPU 0,2``, or ``GPU`` where the index is unknown."""
-    indexes = sorted({ledger.gpu for ledger in group if ledger.gpu is not None})
-    if not indexes:
-        return "GPU"
-    run = indexes[-1] - indexes[0] == len(indexes) - 1
-    if run and len(indexes) > 2:
-        return f"GPU {indexes[0]}-{indexes[-1]}"
-    return "GPU " + ",".join(map(str, indexes))

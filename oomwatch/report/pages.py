@@ -49,14 +49,19 @@ def meaning(cause: str, lang: Language) -> str | None:
     return " ".join(text.partition("\n\n")[2].partition("\n\n")[0].split("\n"))
 
 
-def index(lang: Language) -> str:
-    """All causes by class as one Markdown page, a line each."""
-    texts = catalogue(lang)
-    lines = [f"# {texts['column.cause']}s" if lang == "en" else f"# {texts['column.cause']}"]
+def docs_index() -> str:
+    """``docs/causes.md``: all causes by class, with their meaning and links to both pages."""
+    texts = catalogue("en")
+    lines = ["# Causes", "", "Offline: `oomwatch explain CAUSE`. Generated from the pages."]
     for cls, causes in CAUSES.items():
         lines += ["", f"## {texts[f'heading.{cls}']}", ""]
-        lines += [f"| {texts['column.cause']} | {texts['column.meaning']} |", "|---|---|"]
-        lines += [f"| `{cause}` | {meaning(cause, lang)} |" for cause in causes]
+        lines += ["| Cause | Meaning | Pages |", "|---|---|---|"]
+        for cause in causes:
+            links = [
+                f"[{name}](../oomwatch/report/pages/{lang}/{cause}.md)"
+                for lang, name in (("en", "English"), ("zh", "中文"))
+            ]
+            lines.append(f"| `{cause}` | {meaning(cause, 'en')} | {' '.join(links)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from oomwatch.records import Effect, EngineFacts, Evidence, Gpu, Remedy
+from oomwatch.records import Diagnosis, Effect, EngineFacts, Evidence, Finding, Gpu, Remedy, Risk
 from oomwatch.report.sanitize import clean
 from oomwatch.units import format_bytes, format_count, format_duration
 
@@ -20,6 +20,37 @@ _ENGINE_NAMES: Final = {
     "pytorch": "PyTorch",
     "tensorrt-llm": "TensorRT-LLM",
 }
+
+
+def engine_of(diagnosis: Diagnosis, finding: Finding) -> EngineFacts | None:
+    """The engine a finding is about, if it is named or there is only one."""
+    for engine in diagnosis.engines:
+        if engine.id == finding.engine_id:
+            return engine
+    return diagnosis.engines[0] if len(diagnosis.engines) == 1 else None
+
+
+def finding_facts(
+    finding: Finding, engine: EngineFacts | None, texts: Mapping[str, str]
+) -> list[str]:
+    """The line under the verdict: cause, class, certainty, engine, model, time."""
+    facts = [
+        finding.cause,
+        texts[f"class.{finding.cls}"],
+        texts["confidence"].format(percent=round(100 * finding.confidence)),
+        engine_name(engine) if engine else "",
+        clean(engine.model or "", 60) if engine else "",
+        local_time(finding.at) if finding.at is not None else "",
+    ]
+    return [fact for fact in facts if fact]
+
+
+def risk_facts(risk: Risk, texts: Mapping[str, str]) -> list[str]:
+    """The GPU of a risk, and how long there is."""
+    facts = [] if risk.gpu is None else [f"GPU {risk.gpu}"]
+    if risk.eta_seconds is not None and math.isfinite(risk.eta_seconds):
+        facts.append(texts["eta"].format(duration=format_duration(risk.eta_seconds)))
+    return facts
 
 
 def engine_name(engine: EngineFacts) -> str:

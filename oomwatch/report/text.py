@@ -13,7 +13,6 @@ from rich.cells import cell_len
 
 from oomwatch.records import (
     Diagnosis,
-    EngineFacts,
     Evidence,
     Finding,
     Incident,
@@ -28,7 +27,6 @@ from oomwatch.report.locale import Language, catalogue
 from oomwatch.report.memory_bar import draw_memory
 from oomwatch.report.pages import meaning, title
 from oomwatch.report.sanitize import clean
-from oomwatch.units import format_duration
 
 _VERDICT_STYLE: Final = {
     "oom": "bold red",
@@ -104,16 +102,9 @@ class _Report:
 
     def _facts(self, finding: Finding, *more: str) -> None:
         """The grey line under the verdict: cause, certainty, engine, time."""
-        engine = self._engine_of(finding)
-        facts = [
-            finding.cause,
-            self.texts[f"class.{finding.cls}"],
-            self.texts["confidence"].format(percent=round(100 * finding.confidence)),
-            *([phrases.engine_name(engine)] if engine else []),
-            *([clean(engine.model, 60)] if engine and engine.model else []),
-            *([phrases.local_time(finding.at)] if finding.at is not None else []),
-        ]
-        self.sheet.flow([fact for fact in (*facts, *more) if fact], " · ", "dim")
+        engine = phrases.engine_of(self.diagnosis, finding)
+        facts = phrases.finding_facts(finding, engine, self.texts)
+        self.sheet.flow([*facts, *more], " · ", "dim")
 
     def _why(self, finding: Finding) -> None:
         self.sheet.blank()
@@ -139,7 +130,7 @@ class _Report:
 
     def _risk(self, risk: Risk, *, quiet: bool) -> None:
         finding = risk.finding
-        self._facts(finding, *self._risk_facts(risk))
+        self._facts(finding, *phrases.risk_facts(risk, self.texts))
         self._why(finding)
         if quiet:
             self._remedies(risk.remedies[:1])
@@ -245,7 +236,7 @@ class _Report:
         if risks:
             self._title("risk")
             for risk in risks:
-                self._brief(risk.finding, 1, self._risk_facts(risk))
+                self._brief(risk.finding, 1, phrases.risk_facts(risk, self.texts))
 
     def _brief(self, finding: Finding, count: int, more: Sequence[str]) -> None:
         when = phrases.local_time(finding.at) if finding.at is not None else ""
@@ -293,16 +284,3 @@ class _Report:
     # ------------------------------------------------------------ look-ups
     def _named(self, finding: Finding) -> str:
         return self.texts["colon"] + title(finding.cause, self.lang)
-
-    def _engine_of(self, finding: Finding) -> EngineFacts | None:
-        engines = self.diagnosis.engines
-        for engine in engines:
-            if engine.id == finding.engine_id:
-                return engine
-        return engines[0] if len(engines) == 1 else None
-
-    def _risk_facts(self, risk: Risk) -> list[str]:
-        facts = [] if risk.gpu is None else [f"GPU {risk.gpu}"]
-        if risk.eta_seconds is not None:
-            facts.append(self.texts["eta"].format(duration=format_duration(risk.eta_seconds)))
-        return facts

@@ -15,8 +15,8 @@ TEXTS: Final = {
     "verdict.unknown.why": "What was read does not decide whether memory ran out.",
     # classes of causes
     "class.startup": "while starting",
-    "class.long_context": "while serving, context and KV cache",
-    "class.irregular": "while serving, irregular",
+    "class.long_context": "while serving (context, KV cache)",
+    "class.irregular": "while serving",
     "class.not_oom": "another failure",
     "heading.startup": "Start-up",
     "heading.long_context": "Long context and KV cache",
@@ -85,6 +85,7 @@ TEXTS: Final = {
     # columns of tables
     "column.cause": "Cause",
     "column.meaning": "Meaning",
+    "column.total": "total",
     "column.part": "Part",
     "column.size": "Size",
     "column.where": "Where",

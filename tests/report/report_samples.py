@@ -139,7 +139,11 @@ def kv_lt_max_len(count: int = 1) -> Diagnosis:
                             MemoryPart("kv_cache", gib(9.4), "log"),
                             MemoryPart("activation", gib(2.6), "log"),
                             MemoryPart("non_torch", gib(0.7), "log"),
-                            MemoryPart("free", gib(79.2) - gib(58.6) - gib(9.4) - gib(2.6) - gib(0.7), "computed"),
+                            MemoryPart(
+                                "free",
+                                gib(79.2) - gib(58.6) - gib(9.4) - gib(2.6) - gib(0.7),
+                                "computed",
+                            ),
                         ),
                     ),
                 ),
@@ -377,7 +381,9 @@ def not_oom() -> Diagnosis:
         confidence=0.9,
         summary="A kernel read outside its buffers; memory was not short.",
         evidence=(
-            Evidence("log", "server.log:9", NOW, "CUDA error: an illegal memory access was encountered"),
+            Evidence(
+                "log", "server.log:9", NOW, "CUDA error: an illegal memory access was encountered"
+            ),
         ),
         engine_id="vllm-1",
         at=NOW,

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+import pytest
+
+from oomwatch import records
+from oomwatch.report.locale import LANGUAGES, catalogue, choose_language
+
+
+def test_every_text_exists_in_every_language_with_the_same_fields() -> None:
+    english = catalogue("en")
+    for lang in LANGUAGES:
+        texts = catalogue(lang)
+        assert set(texts) == set(english)
+        for key, text in texts.items():
+            assert text.strip(), key
+            assert set(re.findall(r"{\w+}", text)) == set(re.findall(r"{\w+}", english[key])), key
+
+
+def test_every_value_of_the_records_has_a_text() -> None:
+    texts = catalogue("en")
+    for prefix, values in (
+        ("verdict", records.Verdict),
+        ("class", records.CauseClass),
+        ("heading", records.CauseClass),
+        ("phase", records.Phase),
+        ("status", records.SourceStatusName),
+    ):
+        for value in get_args(values):
+            assert f"{prefix}.{value}" in texts
+
+
+@pytest.mark.parametrize(
+    ("lang", "environ", "expected"),
+    [
+        ("en", {"LANG": "zh_CN.UTF-8"}, "en"),
+        ("zh", {"LANG": "en_US.UTF-8"}, "zh"),
+        ("auto", {"LANG": "zh_CN.UTF-8"}, "zh"),
+        ("auto", {"LANG": "zh_TW"}, "zh"),
+        ("auto", {"LC_ALL": "C.UTF-8", "LANG": "zh_CN.UTF-8"}, "en"),
+        ("auto", {"LC_ALL": "", "LC_MESSAGES": "zh_CN", "LANG": "en_US"}, "zh"),
+        ("auto", {"LANG": "de_DE.UTF-8"}, "en"),
+        ("auto", {}, "en"),
+    ],
+)
+def test_language_follows_posix(lang: str, environ: dict[str, str], expected: str) -> None:
+    assert choose_language(lang, environ) == expected
