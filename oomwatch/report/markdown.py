@@ -137,7 +137,7 @@ class _Writer:
         rows = (
             ("remove", " ".join(map(code, remedy.unset))),
             ("action", escape(remedy.action or "")),
-            ("effect", escape(phrases.effect(remedy.effect, texts))),
+            ("effect", escape(" · ".join(phrases.effects(remedy.effect, texts)))),
             ("cost", escape(remedy.cost)),
             ("why", escape(remedy.why)),
             ("check", escape(phrases.validity(remedy, texts, verbose=True))),

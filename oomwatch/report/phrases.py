@@ -126,31 +126,32 @@ def reading(item: Evidence) -> str:
     return f"{shown} {unit}".rstrip()
 
 
-def effect(item: Effect | None, texts: Mapping[str, str]) -> str:
-    """What a remedy is predicted to change, before → after; empty where nothing is known."""
+def effects(item: Effect | None, texts: Mapping[str, str]) -> list[str]:
+    """What a remedy is predicted to change, before → after; what stays the same is left out."""
     if item is None:
-        return ""
+        return []
     facts = []
-    if item.kv_tokens_after is not None:
+    if item.kv_tokens_after not in (None, item.kv_tokens_before):
         before = format_count(item.kv_tokens_before)
         after = format_count(item.kv_tokens_after)
         facts.append(texts["effect.tokens"].format(before=before, after=after))
-    if item.max_concurrency_after is not None:
+    if item.max_concurrency_after not in (None, item.max_concurrency_before):
         before = _times(item.max_concurrency_before)
         after = _times(item.max_concurrency_after)
         facts.append(texts["effect.concurrency"].format(before=before, after=after))
-    if item.freed_bytes is not None:
+    if item.freed_bytes:
         facts.append(texts["effect.freed"].format(size=format_bytes(item.freed_bytes)))
-    return " · ".join(facts)
+    return facts
 
 
 def validity(remedy: Remedy, texts: Mapping[str, str], *, verbose: bool) -> str:
-    """That a remedy's flags were not checked, and why; what they were checked for if `verbose`."""
-    changes = bool(remedy.set or remedy.unset)
-    reason = clean(remedy.valid_for or "", 200)
-    if remedy.validated or not changes:
-        return texts["valid_for"].format(engine=reason) if verbose and changes and reason else ""
-    return texts["unchecked.reason"].format(reason=reason) if reason else texts["unchecked"]
+    """That a remedy's flags were not checked; what they were checked for if `verbose`."""
+    if not (remedy.set or remedy.unset) or (remedy.validated and not verbose):
+        return ""
+    engine = clean(remedy.valid_for or "", 200)
+    if remedy.validated:
+        return texts["valid_for"].format(engine=engine) if engine else ""
+    return texts["unchecked.engine"].format(engine=engine) if engine else texts["unchecked"]
 
 
 def _times(value: float | None) -> str:

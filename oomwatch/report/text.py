@@ -191,20 +191,22 @@ class _Report:
             ("env", typed_env(remedy.env)),
         )
         said = (
-            ("action", clean(remedy.action or "", 1000)),
-            ("effect", phrases.effect(remedy.effect, texts)),
-            ("cost", clean(remedy.cost, 400)),
-            ("why", clean(remedy.why, 600)),
-            ("check", phrases.validity(remedy, texts, verbose=self.verbose)),
+            ("action", [clean(remedy.action or "", 1000)]),
+            ("effect", phrases.effects(remedy.effect, texts)),
+            ("cost", [clean(remedy.cost, 400)]),
+            ("why", [clean(remedy.why, 600)]),
+            ("check", [phrases.validity(remedy, texts, verbose=self.verbose)]),
         )
         keys = [key for key, _ in typed] + [key for key, _ in said]
         column = max(cell_len(texts[key]) for key in keys) + 2
         for key, parts in typed:
             if parts:
                 self.sheet.command(texts[key], parts, indent=indent, column=column)
-        for key, text in said:
-            if text:
-                self.sheet.row(texts[key], text, ("dim", ""), indent=indent, column=column)
+        for key, lines in said:
+            label = texts[key]
+            for text in filter(None, lines):
+                self.sheet.row(label, text, ("dim", ""), indent=indent, column=column)
+                label = ""
 
     def _alternatives(self, incident: Incident) -> None:
         open_question = self.verbose or incident.finding.confidence < _SURE

@@ -106,10 +106,10 @@ def test_flags_can_be_pasted() -> None:
 
 def test_an_unchecked_flag_says_so() -> None:
     diagnosis = kv_lt_max_len()
-    reason = Remedy("r", "t", "more_kv", "w", "c", set={"--x": "1"}, valid_for="version unknown")
+    reason = Remedy("r", "t", "more_kv", "w", "c", set={"--x": "1"}, valid_for="vllm 0.11.0")
     incident = dataclasses.replace(diagnosis.incidents[0], remedies=(reason,))
     text = render_text(dataclasses.replace(diagnosis, incidents=(incident,)))
-    assert "not verified: version unknown" in text
+    assert "not verified for vllm 0.11.0" in text
 
 
 def test_long_lists_are_cut_and_say_so() -> None:

@@ -58,7 +58,7 @@ TEXTS: Final = {
     "effect.concurrency": "full-length requests at once {before} → {after}",
     "effect.freed": "frees {size}",
     "unchecked": "not verified for the running version",
-    "unchecked.reason": "not verified: {reason}",
+    "unchecked.engine": "not verified for {engine}",
     "valid_for": "valid for {engine}",
     # phases of an engine
     "phase.starting": "starting",

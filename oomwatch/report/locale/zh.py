@@ -53,7 +53,7 @@ TEXTS: Final = {
     "effect.concurrency": "满长度请求的并发数 {before} → {after}",
     "effect.freed": "释放 {size}",
     "unchecked": "未按当前运行的版本核对",
-    "unchecked.reason": "未核对：{reason}",
+    "unchecked.engine": "未按 {engine} 核对",
     "valid_for": "适用于 {engine}",
     "phase.starting": "启动中",
     "phase.serving": "服务中",
