@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import stat
 from pathlib import Path
@@ -77,12 +78,39 @@ def _file(entry: Path, name: str) -> Target:
 
 def socket_inodes(pid: int, *, proc_root: str = PROC_ROOT) -> set[int]:
     """Inodes of the sockets that a process has open; empty where this user may not see them."""
-    return {inode for kind, inode in _inodes(pid, proc_root) if kind == "socket"}
+    return {inode for kind, inode, _ in _inodes(pid, proc_root) if kind == "socket"}
 
 
-def pipe_inodes(pid: int, *, proc_root: str = PROC_ROOT) -> set[int]:
-    """Inodes of the pipes that a process has open."""
-    return {inode for kind, inode in _inodes(pid, proc_root) if kind == "pipe"}
+def pipe_inodes(pid: int, *, writing: bool | None = None, proc_root: str = PROC_ROOT) -> set[int]:
+    """Inodes of the pipes that a process has open; `writing` asks for one side only."""
+    return {
+        inode
+        for kind, inode, mode in _inodes(pid, proc_root)
+        if kind == "pipe" and (writing is None or mode is None or mode == writing)
+    }
+
+
+def open_files(pid: int, *, writing: bool = False, proc_root: str = PROC_ROOT) -> list[str]:
+    """Regular files that a process has open (for writing), by descriptor, as paths from here."""
+    found = []
+    for descriptor, entry in sorted(_entries(pid, proc_root).items()):
+        target = read_target(pid, descriptor, proc_root=proc_root)
+        if target.kind == "file" and target.path and not (writing and not _writes(entry)):
+            found.append(target.path)
+    return found
+
+
+def gpu_nodes(pid: int, *, proc_root: str = PROC_ROOT) -> tuple[int, ...]:
+    """Numbers of the /dev/nvidiaN that a process has open; CUDA opens all that it may use."""
+    found = set()
+    for entry in _entries(pid, proc_root).values():
+        try:
+            match = re.fullmatch(r"/dev/nvidia(\d+)", str(entry.readlink()))
+        except OSError:
+            continue
+        if match:
+            found.add(int(match[1]))
+    return tuple(sorted(found))
 
 
 def listeners(pid: int, *, proc_root: str = PROC_ROOT) -> list[Listener]:
@@ -118,18 +146,57 @@ def _listener(text: str) -> Listener | None:
         return None
 
 
-def _inodes(pid: int, proc_root: str) -> list[tuple[str, int]]:
-    folder = Path(proc_root, str(pid), "fd")
-    found = []
+def own_address(pid: int, *, proc_root: str = PROC_ROOT) -> str | None:
+    """An address at which a process in another network namespace can be reached from here.
+
+    None if it shares ours (then the loopback address serves), or if it has no address of its own.
+    """
     try:
-        entries = list(folder.iterdir())
+        theirs = Path(proc_root, str(pid), "ns/net").readlink()
+        ours = Path(proc_root, "self/ns/net").readlink()
     except OSError:
-        return []
-    for entry in entries:
+        return None
+    return None if theirs == ours else _first_address(Path(proc_root, str(pid), "net/fib_trie"))
+
+
+def _first_address(path: Path) -> str | None:
+    """The first local address that is no loopback; each stands a line above ``host LOCAL``."""
+    try:
+        lines = path.read_text("ascii", "replace").splitlines()
+    except OSError:
+        return None
+    for above, line in itertools.pairwise(lines):
+        if "host LOCAL" in line:
+            address = above.split()[-1]
+            if re.fullmatch(r"\d+(?:\.\d+){3}", address) and not address.startswith("127."):
+                return address
+    return None
+
+
+def _entries(pid: int, proc_root: str) -> dict[int, Path]:
+    try:
+        entries = list(Path(proc_root, str(pid), "fd").iterdir())
+    except OSError:
+        return {}
+    return {int(entry.name): entry for entry in entries if entry.name.isdigit()}
+
+
+def _inodes(pid: int, proc_root: str) -> list[tuple[str, int, bool | None]]:
+    """Kind and inode of pipes and sockets, and whether the descriptor writes (None: unknown)."""
+    found = []
+    for entry in _entries(pid, proc_root).values():
         try:
             match = _INODE.fullmatch(str(entry.readlink()))
         except OSError:
             continue  # closed meanwhile
         if match:
-            found.append((match[1], int(match[2])))
+            found.append((match[1], int(match[2]), _writes(entry)))
     return found
+
+
+def _writes(entry: Path) -> bool | None:
+    """Whether a descriptor is open for writing, from the mode of its entry (lr-x or l-wx)."""
+    try:
+        return bool(entry.lstat().st_mode & stat.S_IWUSR)
+    except OSError:
+        return None
