@@ -12,32 +12,10 @@ from oomwatch.records import Diagnosis
 from oomwatch.report.html import render_html
 
 VOID = {"meta"}
-KNOWN = set(
-    [
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "h1",
-        "h2",
-        "p",
-        "div",
-        "span",
-        "ul",
-        "ol",
-        "li",
-        "i",
-        "code",
-        "pre",
-        "strong",
-        "dl",
-        "dt",
-        "dd",
-        "footer",
-    ]
-)
+KNOWN = {
+    "html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "div", "span", "ul", "ol",
+    "li", "i", "code", "pre", "strong", "dl", "dt", "dd", "footer",
+}  # fmt: skip
 
 
 class Reader(HTMLParser):
