@@ -267,7 +267,7 @@ class Unwrapper:
     def _take_time(self, value: Any, envelope: Envelope) -> None:
         """The outermost time counts: it is the runtime's, and mostly has an offset."""
         at: float | None = None
-        if isinstance(value, str) and value.isdigit() and len(value) <= 20:
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 20:
             at = int(value) / 1e6  # the journal's microseconds
         elif isinstance(value, str):
             at = self._clock.read_dated(value)

@@ -12,7 +12,10 @@ import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from typing import BinaryIO, Final, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, cast
+
+if TYPE_CHECKING:
+    import zstandard
 
 BLOCK: Final = 128 << 10
 """Small enough to stay in a processor's cache while it is looked at several times."""
@@ -63,14 +66,14 @@ class Blocks:
             block = self._stream.read(BLOCK)
             self.consumed_bytes += len(block)
 
-    def _archive(self, opener: Callable[[BinaryIO], BinaryIO]) -> Iterator[bytes]:
+    def _archive(self, opener: Callable[[BinaryIO], _Archive]) -> Iterator[bytes]:
         counted = _Counted(self._head, self._stream)
         parts: list[bytes] = []
         size = 0
         try:
-            archive = opener(io.BufferedReader(counted, BLOCK))
+            archive = opener(cast("BinaryIO", io.BufferedReader(counted, BLOCK)))
             # read1 hands out what one step gave, so that nothing before a damage is lost.
-            while part := archive.read1(BLOCK):  # type: ignore[attr-defined]
+            while part := archive.read1(BLOCK):
                 parts.append(part)
                 size += len(part)
                 if size >= BLOCK:
@@ -83,6 +86,13 @@ class Blocks:
         self.consumed_bytes = counted.count
         if parts:
             yield b"".join(parts)
+
+
+class _Archive(Protocol):
+    """What reads one kind of archive."""
+
+    def read1(self, size: int, /) -> bytes:
+        """Some decompressed bytes, at most `size` where that can be asked for; none at the end."""
 
 
 class _Counted(io.RawIOBase):
@@ -111,10 +121,32 @@ def archive_kind(head: bytes) -> str | None:
     return next((kind for kind, magic in _MAGIC.items() if head.startswith(magic)), None)
 
 
-def _open_zstd(stream: BinaryIO) -> BinaryIO:
-    import zstandard  # noqa: PLC0415 - 20 ms that plain logs need not pay
+class _ZstdReader:
+    """Reads frame after frame; zstandard's own reader takes a cut-off frame for a whole one."""
 
-    return zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+    _STEP: Final = (
+        1024  # compressed bytes: a block of one repeated byte takes 4 of them for 128 KiB
+    )
+
+    def __init__(self, stream: BinaryIO) -> None:
+        import zstandard  # noqa: PLC0415 - 20 ms that plain logs need not pay
+
+        self._stream, self._new = stream, zstandard.ZstdDecompressor().decompressobj
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+
+    def read1(self, _size: int) -> bytes:
+        """Some decompressed bytes; none at the end. Raises EOFError within a frame."""
+        while True:
+            left = self._frame.unused_data if self._frame is not None and self._frame.eof else b""
+            data = left or self._stream.read(self._STEP)
+            if not data:
+                if self._frame is not None and not self._frame.eof:
+                    raise EOFError
+                return b""
+            if self._frame is None or self._frame.eof:
+                self._frame = self._new()
+            if part := self._frame.decompress(data):
+                return part
 
 
 def _archive_errors() -> tuple[type[Exception], ...]:
@@ -124,12 +156,12 @@ def _archive_errors() -> tuple[type[Exception], ...]:
     return known if zstandard is None else (*known, zstandard.ZstdError)
 
 
-def _open_gzip(stream: BinaryIO) -> BinaryIO:
-    return cast("BinaryIO", gzip.GzipFile(fileobj=stream))
+def _open_gzip(stream: BinaryIO) -> _Archive:
+    return gzip.GzipFile(fileobj=stream)
 
 
-def _open_xz(stream: BinaryIO) -> BinaryIO:
-    return cast("BinaryIO", lzma.LZMAFile(stream))
+def _open_xz(stream: BinaryIO) -> _Archive:
+    return lzma.LZMAFile(stream)
 
 
 def _read_at_least(stream: BinaryIO, size: int) -> bytes:
@@ -141,8 +173,8 @@ def _read_at_least(stream: BinaryIO, size: int) -> bytes:
 
 
 _MAGIC: Final = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd", "xz": b"\xfd7zXZ\x00"}
-_OPENERS: Final[dict[str, Callable[[BinaryIO], BinaryIO]]] = {
+_OPENERS: Final[dict[str, Callable[[BinaryIO], _Archive]]] = {
     "gzip": _open_gzip,
     "xz": _open_xz,
-    "zstd": _open_zstd,
+    "zstd": _ZstdReader,
 }

@@ -28,6 +28,7 @@ FULL_WINDOWS: Final = 64 << 20
 _BEHIND: Final = 8 << 10  # bytes read after a telling line once windows are used up: a traceback
 _ALONE_PER_BLOCK: Final = 8  # statistics lines of a saturated server, one in ten seconds each
 _OVERLAP: Final = 64  # no word is longer
+_BEGINNING: Final = 512  # bytes of a line within which it says that it is a request's
 
 Look = Callable[[bytes], bool]
 """Whether a block may hold a telling line: never wrongly no."""
@@ -91,7 +92,7 @@ def _choose(
 ) -> Iterator[Piece]:
     held: collections.deque[_Block] = collections.deque()
     cutter = _Cutter()
-    held_size, seen, number, end = 0, 0, 1, b""
+    held_size, seen, number, end, begun = 0, 0, 1, b"", b""
     spread = False  # whether the block before asked for its neighbours
     for data in blocks:
         block = _Block(number, data, whole=seen < head or spread)
@@ -99,13 +100,15 @@ def _choose(
         seen += len(data)
         spread = False
         if look(data) or look(end + data[:_OVERLAP]):
-            block.spans, wide = telling_spans(data, end)
+            block.spans, wide = telling_spans(data, end, begun)
             if wide and windows > 0:
                 spread = block.whole = True
                 windows -= len(data)
                 if held:
                     held[-1].whole = True
         end = data[-_OVERLAP:]
+        line_feed = data.rfind(b"\n")
+        begun = (begun + data if line_feed < 0 else data[line_feed + 1 :])[:_BEGINNING]
         held.append(block)
         held_size += len(data)
         while len(held) > 1 and held_size - len(held[0].data) >= tail:
@@ -145,23 +148,28 @@ class _Cutter:
             following.spans = _merge([(0, _line_end(following.data, 0)), *following.spans])
 
 
-def telling_spans(data: bytes, before: bytes = b"") -> tuple[list[tuple[int, int]], bool]:
+def telling_spans(
+    data: bytes, before: bytes = b"", begun: bytes = b""
+) -> tuple[list[tuple[int, int]], bool]:
     """Where a block is telling, as spans of whole lines, and whether its neighbours matter too.
 
-    `before` is the end of the block before, for words that lie across the border.
+    `before` is the end of the block before, for words that lie across the border; `begun` is the
+    beginning of the line that goes on from there.
     """
+    client = _holds_mark(begun + data[:_OVERLAP])
     spans: list[tuple[int, int]] = []
     wide, alone = False, 0
     border = before + data[:_OVERLAP]
     for text, confirm, by_itself in _CONFIRMS:
         at = border.find(text, max(0, len(before) - len(text) + 1))
-        if 0 <= at < len(before) and (confirm is None or confirm.match(border, at)):
+        if 0 <= at < len(before) and not client and (confirm is None or confirm.match(border, at)):
             spans.append((0, _line_end(data, 0)))
             wide = True  # its line begins in the block before
         at = data.find(text)
         while at >= 0:
             start, end = data.rfind(b"\n", 0, at) + 1, _line_end(data, at)
-            if not _is_clients(data, start, end) and (confirm is None or confirm.match(data, at)):
+            quoted = (start == 0 and client) or _holds_mark(data, start, end)
+            if not quoted and (confirm is None or confirm.match(data, at)):
                 if by_itself:
                     alone += 1
                 else:
@@ -173,7 +181,8 @@ def telling_spans(data: bytes, before: bytes = b"") -> tuple[list[tuple[int, int
     return _merge(spans), wide
 
 
-def _is_clients(data: bytes, start: int, end: int) -> bool:
+def _holds_mark(data: bytes, start: int = 0, end: int | None = None) -> bool:
+    """Whether a line holds what a client sent."""
     return any(data.find(mark, start, end) >= 0 for mark in CLIENT_MARKS)
 
 
