@@ -288,7 +288,9 @@ class Finding:
     risk: bool = False
     """Growing or saturated while the engine still serves: a risk rather than an incident."""
     strength: int = 0
-    """Kind of evidence: 5 arithmetic, 4 named check, 3 stage, 2 counters, 1 trend, 0 nothing."""
+    """Kind of evidence, see `diagnose.rules.findings`; the stronger kind wins."""
+    order: int | None = None
+    """Place of the deciding line in the input; among failures of a log the earliest decides."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,0 +1,277 @@
+"""Reading of everything `diagnose` was pointed at; each source ends as a line of `sources`.
+
+One source that cannot be read never stops the others. No input at all is an error of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oomwatch.diagnose.inputs import Inputs, KernelInput, LogInput, PageInput
+from oomwatch.errors import NoInputError, OomwatchError, UsageError
+from oomwatch.records import Gpu, LogLine, RecordedEngine, Series, SourceStatus
+
+if TYPE_CHECKING:
+    from oomwatch.sources.metrics import MetricsPage
+
+Progress = Callable[[int, int | None], None]
+
+
+@dataclasses.dataclass(slots=True)
+class Options:
+    """What was asked for, as the command line gives it."""
+
+    logs: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+    containers: tuple[str, ...] = ()
+    pods: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    kernel_logs: tuple[str, ...] = ()
+    recording: str | None = None
+    command: str | None = None
+    model_config: str | None = None
+    engine: str | None = None
+    engine_version: str | None = None
+    pids: tuple[int, ...] = ()
+    since: float | None = None
+    until: float | None = None
+    live: bool = False
+    full: bool = False
+    progress: Progress | None = None
+
+    @property
+    def names_inputs(self) -> bool:
+        """Whether any input was given."""
+        return bool(
+            self.logs
+            or self.units
+            or self.containers
+            or self.pods
+            or self.metrics
+            or self.kernel_logs
+            or self.recording
+        )
+
+
+class Gatherer:
+    """Collects inputs and how reading each of them went."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.logs: list[LogInput] = []
+        self.pages: list[PageInput] = []
+        self.kernel: list[KernelInput] = []
+        self.engines: list[RecordedEngine] = []
+        self.gpus: list[Gpu] = []
+        self.series = Series()
+        self.sources: list[SourceStatus] = []
+        self.host: str | None = None
+        self.read = 0
+        self.live = False
+
+    def gather(self) -> Inputs:
+        """Read every input.
+
+        Raises:
+            NoInputError: not one of several inputs could be read.
+            UsageError: the model configuration is no JSON object.
+        """
+        options = self.options
+        config = self._model_config()
+        if options.recording:
+            self._try(options.recording, self._recording)
+        for path in options.logs:
+            self._try(path, self._log)
+        for unit in options.units:
+            self._try(f"unit {unit}", self._unit, unit)
+        for container in options.containers:
+            self._try(f"container {container}", self._container, container)
+        for pod in options.pods:
+            self._try(f"pod {pod}", self._pod, pod)
+        for source in options.metrics:
+            self._try(source, self._metrics)
+        for path in options.kernel_logs:
+            self._try(path, self._kernel)
+        if options.live or options.pids or not options.names_inputs:
+            self._live()
+        if self.read == 0 and options.names_inputs:
+            raise NoInputError(
+                "; ".join(s.detail or s.name for s in self.sources) or "no input could be read"
+            )
+        return Inputs(
+            generated_at=time.time(),
+            host=self.host or os.uname().nodename,
+            logs=tuple(self.logs),
+            pages=tuple(self.pages),
+            kernel=tuple(self.kernel),
+            series=self.series,
+            engines=tuple(self.engines),
+            gpus=tuple(self.gpus),
+            command=options.command,
+            model_config=config,
+            engine=options.engine,
+            version=options.engine_version,
+            sources=tuple(self.sources),
+            live=self.live,
+        )
+
+    # ------------------------------------------------------------------ files
+    def _try(self, name: str, reader: Callable[[str], None], argument: str | None = None) -> None:
+        try:
+            reader(argument if argument is not None else name)
+        except OomwatchError as error:
+            self.sources.append(SourceStatus(name, "error", str(error)))
+        else:
+            self.read += 1
+            if all(s.name != name for s in self.sources):
+                self.sources.append(SourceStatus(name, "ok", None))
+
+    def _model_config(self) -> dict[str, Any] | None:
+        path = self.options.model_config
+        if path is None:
+            return None
+        try:
+            data = json.loads(Path(path).read_bytes())
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--model-config {path}: {error}") from error
+        if not isinstance(data, dict):
+            raise UsageError(f"--model-config {path}: not a JSON object")
+        nested = data.get("text_config")
+        return {**data, **nested} if isinstance(nested, dict) else data
+
+    def _log(self, path: str) -> None:
+        from oomwatch.sources.logfile import read_log
+
+        notes: list[str] = []
+        lines = read_log(
+            path, full=self.options.full, progress=self.options.progress, note=notes.append
+        )
+        self._add_log(path, lines, notes)
+
+    def _add_log(
+        self, name: str, lines: Iterator[LogLine], notes: list[str], engine_id: str | None = None
+    ) -> None:
+        """Add a log whose first line was read, so that an unreadable one fails here."""
+        first = next(lines, None)
+        if first is None:
+            self.sources.append(
+                SourceStatus(
+                    name, "warning", "; ".join(notes) or "empty: nothing was written to it"
+                )
+            )
+            return
+        self.logs.append(LogInput(name, self._in_window(_chain(first, lines)), engine_id))
+        if notes:
+            self.sources.append(SourceStatus(name, "ok", "; ".join(notes)))
+
+    def _in_window(self, lines: Iterator[LogLine]) -> Iterator[LogLine]:
+        since, until = self.options.since, self.options.until
+        if since is None and until is None:
+            return lines
+        return (
+            line
+            for line in lines
+            if line.at is None
+            or ((since is None or line.at >= since) and (until is None or line.at <= until))
+        )
+
+    def _kernel(self, path: str) -> None:
+        from oomwatch.sources.kernel import read_kernel_log
+
+        self.kernel.append(KernelInput(path, tuple(read_kernel_log(path))))
+
+    def _metrics(self, source: str) -> None:
+        from oomwatch.sources.metrics import read_metrics
+
+        self._add_page(read_metrics(source), None)
+
+    def _add_page(self, page: MetricsPage, engine_id: str | None) -> None:
+        self.pages.append(
+            PageInput(
+                source=page.source,
+                engine=page.engine,
+                samples=page.samples,
+                model_name=page.model_name,
+                kv_tokens={str(k): v for k, v in page.kv_tokens.items()},
+                gpu_memory_utilization=page.gpu_memory_utilization,
+                max_model_len=page.max_model_len,
+                engine_id=engine_id,
+            )
+        )
+        if page.absent:
+            self.sources.append(
+                SourceStatus(
+                    page.source,
+                    "warning",
+                    f"not on the page, so unknown rather than 0: {', '.join(page.absent[:6])}",
+                )
+            )
+
+    def _unit(self, unit: str) -> None:
+        from oomwatch.sources.journal import read_unit
+
+        options = self.options
+        log = read_unit(unit, since=options.since, until=options.until)
+        self._add_log(f"unit {unit}", iter(log.lines), list(log.notes))
+
+    def _container(self, name: str) -> None:
+        from oomwatch.sources.containers import read_container
+
+        log = read_container(name)
+        if log.command and self.options.command is None:
+            self.options.command = " ".join(log.command)
+        self._add_log(f"container {name}", iter(log.lines), list(log.notes))
+
+    def _pod(self, name: str) -> None:
+        from oomwatch.sources.containers import read_pod
+
+        log = read_pod(name)
+        self._add_log(f"pod {name}", iter(log.lines), list(log.notes))
+
+    def _recording(self, path: str) -> None:
+        from oomwatch.sources.kernel import read_kernel_log
+        from oomwatch.sources.logfile import read_log
+        from oomwatch.sources.recording import read_recording
+
+        recording = read_recording(path)
+        self.host = recording.host
+        self.engines += recording.engines
+        self.gpus += recording.gpus
+        self.series = recording.series
+        known = {engine.id for engine in recording.engines}
+        for engine_id, log_path in recording.logs.items():
+            lines = read_log(
+                log_path,
+                name=recording.cite(log_path),
+                full=self.options.full,
+                written_at=recording.ended_at,
+            )
+            self._add_log(
+                recording.cite(log_path), lines, [], engine_id if engine_id in known else None
+            )
+        if recording.kernel_log:
+            self.kernel.append(
+                KernelInput(
+                    recording.cite(recording.kernel_log),
+                    tuple(read_kernel_log(recording.kernel_log)),
+                )
+            )
+        if recording.problems:
+            self.sources.append(SourceStatus(path, "warning", "; ".join(recording.problems[:5])))
+
+    # ------------------------------------------------------------------ this host
+    def _live(self) -> None:
+        from oomwatch.cli.live import gather_live
+
+        gather_live(self)
+
+
+def _chain(first: LogLine, rest: Iterator[LogLine]) -> Iterator[LogLine]:
+    yield first
+    yield from rest

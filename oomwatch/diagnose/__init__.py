@@ -1,0 +1,1 @@
+"""From what was read to what happened and why: events, runs, series, facts, rules, judgement."""

@@ -1,0 +1,356 @@
+"""From log lines to events: matched patterns, and failures assembled from tracebacks.
+
+Text that a client sent is never evidence: lines of the request loggers, access lines, and
+everything that was not written by a server. A traceback is the header, its frames and the
+exception line after them::
+
+    (EngineCore pid=7) ERROR 01-01 10:00:00 [core.py:1] Traceback (most recent call last):
+    (EngineCore pid=7) ERROR 01-01 10:00:00 [core.py:1]   File "/x/core.py", line 8, in step
+    (EngineCore pid=7) ERROR 01-01 10:00:00 [core.py:1] torch.OutOfMemoryError: CUDA out of memory...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from oomwatch.engines.common import OTHER_ENGINES
+from oomwatch.engines.common import PATTERNS as COMMON
+from oomwatch.engines.patterns import Pattern, PatternTable
+from oomwatch.engines.pytorch import PATTERNS as PYTORCH
+from oomwatch.engines.pytorch import TorchOom, parse_oom
+from oomwatch.engines.sglang.patterns import PATTERNS as SGLANG
+from oomwatch.engines.vllm.patterns import PATTERNS as VLLM
+from oomwatch.records import LogLine
+
+TABLE: Final = PatternTable(VLLM, SGLANG, PYTORCH, COMMON, OTHER_ENGINES)
+
+_TRACEBACK: Final = "Traceback (most recent call last)"
+_FRAME: Final = re.compile(r'^\s*(?:\| )*\s*File "([^"]{1,400})", line \d+(?:, in (\S{1,200}))?')
+_EXCEPTION: Final = re.compile(
+    r"^(?:\| |\+ )*((?:[A-Za-z_][\w]*\.)*[A-Za-z_]\w*)(?:\([^)]{0,60}\))?(?:: |:$|$)(.*)", re.DOTALL
+)
+_EXCEPTION_NAME: Final = re.compile(
+    r"(?:Error|Exception|Timeout|Exit|Interrupt|OutOfResources|Warning|Failure|NoMemory)$"
+)
+_REPR: Final = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception))\(['\"]")
+_CLIENT_ORIGINS: Final = ("request_logger.py", "logger.py:")
+_CLIENT_TEXT: Final = re.compile(
+    r"^(?:Received request |Received response|Generated response |Added request .*prompt|Receive: obj=|Finish: obj="
+    r"|\[?\{?'?\"?(?:object|error)'?\"?: ?[\"'{]|Request: |request body|prompt:|generate\{)"
+)
+_PARAMS: Final = "params: SamplingParams("
+REQUEST: Final = Pattern(
+    "vllm.request_params",
+    "hint",
+    "SamplingParams(",
+    r"SamplingParams\((?:.{0,2000}?[ ,(]prompt_logprobs=(?P<prompt_logprobs_count>\d+))?.{0,4000}?(?:lora_request: (?P<lora>LoRARequest))?",
+    "params: SamplingParams(n=1, prompt_logprobs=5), lora_request: None.",
+    "..0.20.0",
+)
+_ACCESS: Final = re.compile(
+    r'"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH) /\S* HTTP/[\d.]+" (\d{3})'
+)
+_WORKER_EXCEPTION: Final = re.compile(
+    r"^Exception in worker \S+ while processing method (?P<method>\w+)[:.] ?(?P<text>.*)"
+)
+_SEVERE: Final = ("ERROR", "CRITICAL", "FATAL")
+_MAX_FRAMES: Final = 60
+_MAX_MESSAGE: Final = 6000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LogEvent:
+    """A line that a pattern matched, with its fields in base units."""
+
+    pattern: Pattern
+    fields: Mapping[str, Any]
+    line: LogLine
+    order: int
+    """Position in the whole input, for sorting over files."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failure:
+    """One raised exception, or a line that says as much: what, where in the code, who.
+
+    `frames` are ``file.py:function``, outermost first. `matches` are the patterns that the message
+    matched. `relayed` marks a failure that another process repeats.
+    """
+
+    name: str
+    message: str
+    frames: tuple[str, ...]
+    paths: tuple[str, ...]
+    line: LogLine
+    order: int
+    matches: tuple[tuple[Pattern, Mapping[str, Any]], ...] = ()
+    oom: TorchOom | None = None
+    header: str = ""
+    relayed: bool = False
+    details: tuple[LogLine, ...] = ()
+
+    def match(self, *ids: str) -> Mapping[str, Any] | None:
+        """The fields of the first of these patterns that the message matched, or None."""
+        for pattern, fields in self.matches:
+            if pattern.id in ids:
+                return fields
+        return None
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of all patterns that the message matched."""
+        return frozenset(pattern.kind for pattern, _ in self.matches)
+
+
+@dataclasses.dataclass(slots=True)
+class _Open:
+    """A traceback that is being read."""
+
+    header: LogLine
+    order: int
+    frames: list[str] = dataclasses.field(default_factory=list)
+    paths: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(slots=True)
+class _Message:
+    """An exception whose message may go on over the next lines."""
+
+    name: str
+    parts: list[str]
+    line: LogLine
+    order: int
+    frames: tuple[str, ...]
+    paths: tuple[str, ...]
+    header: str
+    details: list[LogLine] = dataclasses.field(default_factory=list)
+
+
+class Extractor:
+    """Turns lines, fed in order, into events and failures."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Open] = {}
+        self._message: dict[str, _Message] = {}
+        self._last: dict[str, str] = {}
+        self._order = 0
+
+    def _key(self, line: LogLine) -> str:
+        """Whose line this is. A bare line goes on with the record of the line before it.
+
+        SGLang, torchrun and Python itself prefix only the first line of a record.
+        """
+        key = f"{line.source}\0{line.process}\0{line.pid}\0{line.rank}"
+        bare = not line.prefixed and line.process is None and line.pid is None and line.rank is None
+        if bare:
+            last = self._last.get(line.source)
+            if last is not None and (last in self._open or last in self._message):
+                if _TRACEBACK not in line.text or line.text[:1].isspace() or last in self._message:
+                    return last
+        self._last[line.source] = key
+        return key
+
+    def feed(self, line: LogLine) -> Iterator[LogEvent | Failure]:
+        """The events that this line completes."""
+        self._order += 1
+        key = self._key(line)
+        text = line.text
+        message = self._message.get(key)
+        if message is not None:
+            if self._continues(message, line):
+                message.details.append(line)
+                if len(message.parts) < 40:
+                    message.parts.append(text)
+                return
+            del self._message[key]
+            yield _finish(message)
+        if is_client_text(line):
+            yield from self._request(line)
+            return
+        opened = self._open.get(key)
+        if opened is not None:
+            frame = _FRAME.match(text)
+            if frame is not None:
+                if len(opened.frames) < _MAX_FRAMES:
+                    path = frame[1]
+                    opened.paths.append(path)
+                    opened.frames.append(f"{path.rpartition('/')[2]}:{frame[2] or '?'}")
+                return
+            if text[:1] in (" ", "\t", "") or text.startswith(("^", "~")):
+                return
+            exception = _EXCEPTION.match(text) if _TRACEBACK not in text else None
+            if exception is not None and _is_exception(exception[1], bool(opened.frames)):
+                del self._open[key]
+                self._message[key] = _Message(
+                    exception[1],
+                    [exception[2]],
+                    line,
+                    self._order,
+                    tuple(opened.frames),
+                    tuple(opened.paths),
+                    opened.header.text,
+                )
+                return
+            if opened.frames and not _is_new_record(opened.header, line):
+                # The frames ended without an exception line that we know: the traceback was cut.
+                del self._open[key]
+                yield _cut(opened)
+            elif _TRACEBACK not in text:
+                del self._open[key]
+                if opened.frames:
+                    yield _cut(opened)
+        if _TRACEBACK in text and not text[:1].isspace():
+            previous = self._open.pop(key, None)
+            if previous is not None and previous.frames:
+                yield _cut(previous)
+            self._open[key] = _Open(line, self._order)
+        yield from self._line(line)
+
+    def close(self) -> Iterator[Failure]:
+        """The failures that the end of the input completes."""
+        for message in self._message.values():
+            yield _finish(message)
+        for opened in self._open.values():
+            if opened.frames:
+                yield _cut(opened)
+        self._message.clear()
+        self._open.clear()
+
+    @staticmethod
+    def _continues(message: _Message, line: LogLine) -> bool:
+        text = line.text
+        if len(message.parts) >= 14 or sum(map(len, message.parts)) > _MAX_MESSAGE:
+            return False
+        if _TRACEBACK in text or text.startswith(
+            ("Process ", "The above exception", "During handling")
+        ):
+            return False
+        if text[:1].isspace() and _FRAME.match(text):
+            return False
+        if line.origin != message.line.origin or (line.prefixed and not message.line.prefixed):
+            return False
+        if line.prefixed and message.line.origin is None and line.text and _starts_record(line):
+            return False
+        return _ACCESS.search(text) is None and not text.startswith("INFO:")
+
+    def _request(self, line: LogLine) -> Iterator[LogEvent]:
+        """What the engine says of a request's own parameters, never what the client wrote."""
+        start = line.text.rfind(_PARAMS)
+        if start >= 0:
+            match = REQUEST.search(line.text[start:])
+            if match is not None:
+                yield LogEvent(REQUEST, REQUEST.fields(match), line, self._order)
+
+    def _line(self, line: LogLine) -> Iterator[LogEvent | Failure]:
+        text = line.text
+        if not text or text.isspace():
+            return
+        relay = _WORKER_EXCEPTION.match(text)
+        if relay is not None:
+            yield _standalone(
+                line, self._order, "WorkerException", relay["text"], f"method:{relay['method']}"
+            )
+        elif line.level in _SEVERE or _REPR.match(text):
+            name = _EXCEPTION.match(text)
+            repr_match = _REPR.match(text)
+            if repr_match is not None:
+                yield _standalone(line, self._order, repr_match[1], text[repr_match.end() :])
+            elif name is not None and _EXCEPTION_NAME.search(name[1]):
+                yield _standalone(line, self._order, name[1], name[2])
+            elif any(True for _ in TABLE.match_exception(text)):
+                yield _standalone(line, self._order, "", text)
+        for pattern, fields in TABLE.match_line(text):
+            yield LogEvent(pattern, fields, line, self._order)
+
+
+def extract(lines: Iterable[LogLine]) -> Iterator[LogEvent | Failure]:
+    """All events and failures of a log, in order."""
+    extractor = Extractor()
+    for line in lines:
+        yield from extractor.feed(line)
+    yield from extractor.close()
+
+
+def is_client_text(line: LogLine) -> bool:
+    """Whether a client's words may stand in this line: request loggers and refused requests."""
+    if line.origin is not None and line.origin.startswith(_CLIENT_ORIGINS):
+        return True
+    return _CLIENT_TEXT.match(line.text) is not None
+
+
+def access_status(text: str) -> int | None:
+    """The HTTP status of an access line, or None for any other line."""
+    match = _ACCESS.search(text)
+    return int(match[1]) if match else None
+
+
+def _is_exception(name: str, after_frames: bool) -> bool:  # noqa: FBT001 - one private predicate
+    return bool(_EXCEPTION_NAME.search(name)) or (after_frames and "." in name)
+
+
+def _is_new_record(header: LogLine, line: LogLine) -> bool:
+    return line.origin != header.origin or line.prefixed != header.prefixed
+
+
+def _starts_record(line: LogLine) -> bool:
+    # SGLang prefixes only the first line of a record, so a prefixed line is a new one.
+    return line.at is not None and line.origin is None and line.level is None
+
+
+def _finish(message: _Message) -> Failure:
+    text = "\n".join(message.parts)[:_MAX_MESSAGE]
+    return _failure(
+        message.name,
+        text,
+        message.line,
+        message.order,
+        message.frames,
+        message.paths,
+        message.header,
+        tuple(message.details),
+    )
+
+
+def _cut(opened: _Open) -> Failure:
+    return Failure(
+        "",
+        "",
+        tuple(opened.frames),
+        tuple(opened.paths),
+        opened.header,
+        opened.order,
+        header=opened.header.text,
+    )
+
+
+def _standalone(
+    line: LogLine, order: int, name: str, text: str, frame: str | None = None
+) -> Failure:
+    return _failure(name, text[:_MAX_MESSAGE], line, order, (frame,) if frame else (), (), "", ())
+
+
+def _failure(
+    name: str,
+    text: str,
+    line: LogLine,
+    order: int,
+    frames: tuple[str, ...],
+    paths: tuple[str, ...],
+    header: str,
+    details: tuple[LogLine, ...],
+) -> Failure:
+    whole = f"{name}: {text}" if name else text
+    matches = tuple(TABLE.match_exception(whole))
+    matches += tuple(
+        (pattern, fields)
+        for part in text.split("\n")
+        for pattern, fields in TABLE.match_exception(part)
+        if pattern.regex.startswith("^") and all(pattern is not seen for seen, _ in matches)
+    )
+    relayed = any(pattern.id == "vllm.worker_failed_with" for pattern, _ in matches)
+    return Failure(
+        name, text, frames, paths, line, order, matches, parse_oom(whole), header, relayed, details
+    )

@@ -1,0 +1,141 @@
+"""Which stage or which part of the model a traceback stands in, told by its frames.
+
+The caller decides the stage: the same dummy run serves profiling and graph capture. The deepest
+telling frame decides the part. Frame names were read off vLLM 0.2 to 0.33 and SGLang 0.1 to 0.5.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal
+
+Stage = Literal[
+    "init",
+    "nccl",
+    "draft",
+    "load",
+    "quantize",
+    "repack",
+    "profile",
+    "compile",
+    "kv",
+    "capture",
+    "sampler",
+    "serving",
+    "wake",
+]
+Part = Literal[
+    "logprobs", "encoder", "workspace", "moe", "speculation", "lora", "grammar", "sampler", "layer"
+]
+
+_STAGES: Final[tuple[tuple[Stage, re.Pattern[str]], ...]] = tuple(
+    (stage, re.compile(pattern))  # type: ignore[misc]
+    for stage, pattern in (
+        ("wake", r":(?:wake_up|create_and_map|resume_memory_occupation)\b"),
+        (
+            "nccl",
+            r":(?:ncclCommInitRank|init_model_parallel_group|init_worker_distributed_environment)\b",
+        ),
+        ("sampler", r":(?:_dummy_sampler_run|_dummy_pooler_run)\b"),
+        (
+            "capture",
+            r"(?::(?:capture_model|_capture_cudagraphs|capture_graph\w*|init_cuda_graphs|init_device_graphs|capture_one_batch_size)\b|cuda_graph_runner\.py:(?:__init__|capture)\b|method:capture)",
+        ),
+        (
+            "profile",
+            r":(?:profile_run|determine_available_memory|determine_num_available_blocks|profile_num_available_blocks|profile_cudagraph_memory)\b",
+        ),
+        (
+            "kv",
+            r":(?:initialize_kv_cache\w*|_?allocate_kv_cache\w*|init_memory_pool|_init_cache_engine|_create_buffers?|initialize_cache)\b",
+        ),
+        ("repack", r":(?:process_weights_after_loading|repack\w*|marlin_\w+|_?swizzle\w*)\b"),
+        (
+            "load",
+            r":(?:load_model|load_weights|get_model|_?initialize_model|create_weights|initialize|get_all_weights)\b",
+        ),
+        (
+            "serving",
+            r":(?:run_busy_loop|run_engine_loop|engine_step|_process_engine_step|worker_busy_loop|event_loop_\w+|_run_workers_async|generate|_engine_step_impl|step_async|Prefill|Decode|generate_token|engine_step|chat_completion_stream_generator|run_engine_loop_until_complete|_execute_worker_rpc)\b",
+        ),
+    )
+)
+_QUANTIZE_IN_LOAD: Final = re.compile(r":(?:patched_weight_loader|load_weights)\b")
+_CONVERSION: Final = re.compile(
+    r":(?:process_weights_after_loading|scaled_fp8_quant|quantize\w*|\w*_quant\w*|patched_weight_loader)\b"
+)
+_DRAFT: Final = re.compile(
+    r"(?:eagle_worker|draft_worker|mtp_worker|spec_decode|eagle|medusa|draft)\w*\.py:(?:__init__|load_model|init_\w+)\b",
+    re.I,
+)
+_COMPILER: Final = re.compile(
+    r"(?:torch/_inductor|torch/_dynamo|torch/_functorch|compile_fx|/inductor/|triton/compiler|triton/runtime/autotuner)"
+)
+_PARTS: Final[tuple[tuple[Part, re.Pattern[str]], ...]] = tuple(
+    (part, re.compile(pattern, re.I))  # type: ignore[misc]
+    for part, pattern in (
+        (
+            "logprobs",
+            r"(?::(?:_?get_prompt_logprobs\w*|log_softmax|_?compute_logprobs|gather_logprobs|get_logprobs|compute_temp_top_p_normalized_logprobs|_get_logprobs|process_input_logprobs\w*|add_input_logprob\w*)\b|logits_processor\.py:(?:forward|_get_logits|get_top_logprobs\w*))",
+        ),
+        (
+            "encoder",
+            r"(?::(?:_?execute_mm_encoder\w*|_?merge_multimodal_embeddings|merge_\w*embeddings|get_multimodal_embeddings|embed_multimodal|get_image_features?|get_video_features?|_process_(?:image|video|vision)\w*|_gather_mm_embeddings|general_mm_embed_routine|embed_mm_inputs)\b|(?:vision|visual|siglip|clip|vit|intern_vit|qwen\d*_\w*vl)\w*\.py:)",
+        ),
+        ("lora", r"(?:lora|punica|sgmv|bgmv|lora_shrink|lora_expand)"),
+        (
+            "speculation",
+            r"(?:spec_decode|eagle|medusa|scorer|draft|rejection_sampler|multi_step_worker|:propose\b|speculative_generation)",
+        ),
+        (
+            "workspace",
+            r"(?:indexer|:_?continuation_prefill|_compute_prefill_context|chunked_context|mla/|mla_attention|flashmla|/mla|mla\w*\.py|dsa|nsa_|sparse_attn|workspace|_forward_prefill|flashinfer/prefill|fp8_mqa_logits|:_compute_prefill|deep_gemm)",
+        ),
+        (
+            "moe",
+            r"(?:fused_moe|deepep|deep_ep|moe_align|:experts?\b|all2all|prepare_finalize|modular_kernel|expert_|token_dispatcher)",
+        ),
+        ("grammar", r"(?:xgrammar|grammar|bitmask|guided|structured_output)"),
+        ("sampler", r"(?:sampler\.py|:sample\b|:_sample\b|top_k_top_p|topk_topp)"),
+        (
+            "layer",
+            r":(?:forward\w*|_call_impl|apply\w*|forward_cuda|_model_forward|mhc_\w+|_hc_\w+|linear)\b",
+        ),
+    )
+)
+
+
+def find_stage(frames: Sequence[str], paths: Iterable[str] = ()) -> Stage | None:
+    """The stage that the calling frames name, or None if none does."""
+    text = "\n".join(frames)
+    if not text:
+        return None
+    path_text = "\n".join(paths)
+    stage = next((stage for stage, pattern in _STAGES if pattern.search(text)), None)
+    if stage == "repack" and _QUANTIZE_IN_LOAD.search(text) and _CONVERSION.search(text):
+        # Conversion of single weights while shards still load, against repacking the whole model.
+        stage = "quantize"
+    elif stage == "load" and _CONVERSION.search(text):
+        stage = "quantize"
+    if stage in ("load", "kv", "profile", "capture", None) and _DRAFT.search(text):
+        return "draft"
+    if stage in ("profile", "capture", None) and _COMPILER.search(path_text):
+        return "compile"
+    if stage == "kv" and re.search(r":_?warm_up_model\b", text):
+        return "capture"
+    return stage
+
+
+def find_part(frames: Sequence[str], paths: Sequence[str] = ()) -> Part | None:
+    """The part of the model that the deepest telling frame names, or None."""
+    text = "\n".join((*frames, *paths))
+    if not text:
+        return None
+    return next((part for part, pattern in _PARTS if pattern.search(text)), None)
+
+
+def telling_frame(frames: Sequence[str]) -> str | None:
+    """The deepest frame that is not a generic call, for people to read."""
+    generic = (":_call_impl", ":_wrapped_call_impl", ":__call__", ":<module>", "_ops.py:")
+    return next((frame for frame in reversed(frames) if not any(g in frame for g in generic)), None)

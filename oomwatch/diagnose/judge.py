@@ -1,0 +1,271 @@
+"""From findings to one diagnosis: what decides, what is second, what repeats, and the verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+from oomwatch.diagnose.assemble import assemble
+from oomwatch.diagnose.facts import Facts
+from oomwatch.diagnose.inputs import Inputs
+from oomwatch.diagnose.ledger import build_ledgers
+from oomwatch.diagnose.rules import RULES
+from oomwatch.diagnose.rules.findings import FAILURES, KERNEL, NOTHING, REQUEST
+from oomwatch.records import (
+    Alternative,
+    Diagnosis,
+    EngineFacts,
+    Finding,
+    Gpu,
+    Incident,
+    Risk,
+    SourceStatus,
+    Verdict,
+)
+
+_MAX_INCIDENTS: Final = 50
+_MAX_ALTERNATIVES: Final = 3
+
+
+def diagnose(inputs: Inputs) -> Diagnosis:
+    """Judge everything that was read. Remedies are added by the caller, from the findings."""
+    all_facts = assemble(inputs)
+    incidents: list[Incident] = []
+    risks: list[Risk] = []
+    newest_seen: set[str] = set()
+    for facts in all_facts:
+        base = facts.engine.id.partition("#")[0]
+        newest = base not in newest_seen
+        newest_seen.add(base)
+        findings = find_all(facts)
+        if not findings:
+            continue
+        lead, others = findings[0], findings[1:]
+        if lead.risk:
+            if newest:
+                risks += [_risk(f) for f in findings if f.risk]
+                later = [f for f in others if not f.risk and f.strength > REQUEST]
+                if later:
+                    incidents.append(_incident(facts, later[0], [lead], inputs))
+            continue
+        if not newest and lead.cause in (
+            "shutdown_requested",
+            "bounded_warmup_growth",
+            "request_too_long",
+        ):
+            continue
+        if newest:
+            risks += [
+                _risk(f)
+                for f in others
+                if f.risk
+                and f.cls != lead.cls
+                and lead.strength < KERNEL
+                and facts.engine.phase == "serving"
+            ]
+        _add(incidents, _incident(facts, lead, others, inputs))
+    incidents = incidents[:_MAX_INCIDENTS]
+    engines = tuple(f.engine for f in all_facts if _known(f))[:64]
+    sources = list(inputs.sources)
+    verdict = _verdict(incidents, risks, all_facts, inputs)
+    if verdict == "unknown" and not any(i.finding.unseen for i in incidents):
+        sources.append(_what_is_missing(all_facts, inputs))
+    return Diagnosis(
+        verdict=verdict,
+        generated_at=inputs.generated_at,
+        host=inputs.host,
+        engines=engines,
+        gpus=_gpus(inputs),
+        incidents=tuple(incidents),
+        risks=tuple(risks) if verdict != "not_oom" else (),
+        sources=tuple(sources),
+    )
+
+
+def find_all(facts: Facts) -> list[Finding]:
+    """Every finding on these facts, the deciding one first."""
+    findings = [finding for rule in RULES if (finding := rule(facts)) is not None]
+    findings.sort(key=_rank)
+    return findings
+
+
+def _rank(finding: Finding) -> tuple[int, int, int, float]:
+    """Kernel first; then failures of the log by place; then the rest by kind of evidence."""
+    if finding.strength == KERNEL:
+        return (0, 0, 0, -finding.confidence)
+    if finding.strength in FAILURES and not finding.risk:
+        return (
+            1,
+            finding.order if finding.order is not None else 0,
+            -finding.strength,
+            -finding.confidence,
+        )
+    return (2, 0, -finding.strength, -finding.confidence)
+
+
+def _incident(facts: Facts, lead: Finding, others: Sequence[Finding], inputs: Inputs) -> Incident:
+    alternatives: list[Alternative] = []
+    for other in others:
+        if (
+            other.cause != lead.cause
+            and all(a.cause != other.cause for a in alternatives)
+            and other.strength > NOTHING
+        ):
+            alternatives.append(
+                Alternative(
+                    other.cls,
+                    other.cause,
+                    min(other.confidence, lead.confidence) * 0.6,
+                    _why_less(lead, other),
+                )
+            )
+    samples = inputs.series.gpus if not facts.engine.id.partition("#")[1] else ()
+    memory = build_ledgers(facts, lead, samples) if lead.cls != "not_oom" else ()
+    return Incident(
+        id=_incident_id(facts.engine, lead),
+        finding=lead,
+        alternatives=tuple(alternatives[:_MAX_ALTERNATIVES]),
+        memory=memory,
+    )
+
+
+def _why_less(lead: Finding, other: Finding) -> str:
+    if other.strength == lead.strength:
+        return "it comes later in the log, so it is more likely a consequence"
+    if other.risk:
+        return "it describes the load before the failure, not the failure"
+    if other.strength < lead.strength:
+        return "its evidence is of a weaker kind than the one that decides"
+    return "it comes later than the failure that decides"
+
+
+def _incident_id(engine: EngineFacts, finding: Finding) -> str:
+    where = finding.evidence[0].where if finding.evidence else ""
+    text = f"{engine.id}|{finding.cause}|{where}|{finding.at}"
+    return "inc-" + hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _add(incidents: list[Incident], incident: Incident) -> None:
+    """Append, or fold into the one before if a restart loop repeats it."""
+    if incidents:
+        last = incidents[-1]
+        same = last.finding.cause == incident.finding.cause and _base(last) == _base(incident)
+        if same:
+            incidents[-1] = dataclasses.replace(last, count=last.count + 1)
+            return
+    incidents.append(incident)
+
+
+def _base(incident: Incident) -> str:
+    return (incident.finding.engine_id or "").partition("#")[0]
+
+
+def _risk(finding: Finding) -> Risk:
+    eta = finding.values.get("eta_seconds")
+    return Risk(
+        finding=finding, eta_seconds=eta if isinstance(eta, int | float) and eta > 0 else None
+    )
+
+
+def _verdict(
+    incidents: Sequence[Incident], risks: Sequence[Risk], all_facts: Sequence[Facts], inputs: Inputs
+) -> Verdict:
+    memory = [i for i in incidents if i.finding.cls != "not_oom"]
+    sure = [
+        i
+        for i in memory
+        if i.finding.strength > NOTHING or i.finding.cause == "kv_alloc_overcommit"
+    ]
+    if sure:
+        return "oom"
+    if risks:
+        return "at_risk"
+    if memory:
+        return "unknown"
+    if incidents:
+        calm = all(
+            i.finding.cause in ("shutdown_requested", "bounded_warmup_growth") for i in incidents
+        )
+        if calm and all(i.finding.cause == "shutdown_requested" for i in incidents):
+            return "healthy"
+        return "not_oom"
+    if any(_healthy(f) for f in all_facts) or any(p.engine for p in inputs.pages):
+        return "healthy"
+    return "unknown"
+
+
+def _healthy(facts: Facts) -> bool:
+    return (
+        facts.run is not None
+        and not facts.is_document
+        and (facts.run.served or facts.run.reached("ready"))
+        or bool(
+            facts.series.engine or (facts.series.gpus and facts.run is None and facts.engine.engine)
+        )
+    )
+
+
+def _known(facts: Facts) -> bool:
+    engine = facts.engine
+    return not facts.is_document and any(
+        (
+            engine.engine,
+            engine.version,
+            engine.model,
+            engine.command,
+            engine.arguments,
+            engine.kv_tokens,
+        )
+    )
+
+
+def _what_is_missing(all_facts: Sequence[Facts], inputs: Inputs) -> SourceStatus:
+    if any(f.is_document for f in all_facts):
+        return SourceStatus(
+            "log",
+            "warning",
+            "this looks like a document that quotes log lines, not like a log: give the server's own output",
+        )
+    started = [f for f in all_facts if f.run is not None and f.run.engine is not None]
+    if started:
+        return SourceStatus(
+            "log",
+            "warning",
+            "the log ends while the engine starts and says no reason: give the kernel log (--kernel-log, or `journalctl -k`) and the exit status of the process",
+        )
+    if inputs.logs:
+        return SourceStatus(
+            "log",
+            "warning",
+            "nothing in the log was written by a known engine: give the server's own output, stdout and stderr",
+        )
+    return SourceStatus(
+        "inputs",
+        "warning",
+        "no engine, log or sample was found: give --log FILE, --metrics URL or --recording DIR",
+    )
+
+
+def _gpus(inputs: Inputs) -> tuple[Gpu, ...]:
+    """GPUs with the last figures of the samples."""
+    last = {sample.gpu: sample for sample in inputs.series.gpus}
+    found = []
+    for gpu in inputs.gpus:
+        sample = last.get(gpu.index) if gpu.index is not None else None
+        if sample is not None and gpu.used_bytes is None:
+            found.append(
+                dataclasses.replace(
+                    gpu,
+                    used_bytes=sample.used_bytes,
+                    free_bytes=sample.free_bytes,
+                    reserved_bytes=sample.reserved_bytes,
+                    total_bytes=gpu.total_bytes
+                    if gpu.total_bytes is not None
+                    else sample.total_bytes,
+                )
+            )
+        else:
+            found.append(gpu)
+    return tuple(found)

@@ -1,0 +1,27 @@
+"""The rules: pure functions from `Facts` to a `Finding` or None, one file per kind of cause."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oomwatch.diagnose.rules import (
+    host,
+    lookalikes,
+    peaks,
+    pools,
+    startup_allocations,
+    startup_checks,
+    trends,
+)
+from oomwatch.diagnose.rules.findings import Rule
+
+RULES: Final[tuple[Rule, ...]] = (
+    *host.RULES,
+    *startup_checks.RULES,
+    *startup_allocations.RULES,
+    *peaks.RULES,
+    *pools.RULES,
+    *trends.RULES,
+    *lookalikes.RULES,
+)
+"""Every rule; all run on the same facts, the judge ranks what they find."""

@@ -1,0 +1,442 @@
+"""The host side: the kernel killed something, the driver could not allocate, the GPU broke.
+
+The kernel's word outranks every message of the engine. Who died need not be who grew: the victim
+is named, and the largest resident processes beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from oomwatch.diagnose.facts import Facts, KernelCitation, cite
+from oomwatch.diagnose.rules.findings import ARITHMETIC, KERNEL, STAGE, Rule, found
+from oomwatch.records import Evidence, Finding
+from oomwatch.units import GIB, format_bytes
+
+_ENGINE_COMM: Final = re.compile(
+    r"(?i)^(?:VLLM|vllm|sglang|python|ray::|pt_main|llama|ollama|text-gener|tgi|lmdeploy|Worker|EngineCore|api_server)"
+)
+_COMPILER_COMM: Final = re.compile(r"^(?:cicc|nvcc|ptxas|cc1plus|ninja|c\+\+|g\+\+|clang)")
+_HARDWARE_XIDS: Final = frozenset(
+    {48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 110, 119, 120, 136, 140, 143, 149, 154, 155, 156}
+)
+"""Xids that name the board, its memory or its links; 13, 31, 43, 45 follow faults of a program."""
+
+
+def kernel_kill(facts: Facts) -> Finding | None:
+    """The kernel's OOM killer ended a process."""
+    kills = [c for c in facts.kernel if c.event.kind == "oom_kill"]
+    if not kills:
+        return None
+    victim, ours = _victim(facts, kills)
+    if victim is None:
+        return None
+    fields = victim.event.fields
+    comm, pid = str(fields.get("comm") or "?"), fields.get("pid")
+    memcg = fields.get("scope") == "cgroup" or str(fields.get("constraint") or "").endswith("MEMCG")
+    rss = (
+        (fields.get("anon_rss_bytes") or 0)
+        + (fields.get("shmem_rss_bytes") or 0)
+        + (fields.get("file_rss_bytes") or 0)
+    )
+    where = "its own memory limit (cgroup)" if memcg else "the whole host's memory"
+    values = {
+        "pid": pid,
+        "process_name": comm,
+        "constraint": "memcg" if memcg else "host",
+        "own_bytes": rss or None,
+        "limit_bytes": fields.get("limit_bytes"),
+        "host_total_bytes": facts.series.host_total_bytes,
+        "stage": _stage(facts),
+    }
+    evidence = [victim.evidence(), *_growers(facts, pid), *_last_words(facts)]
+    cause, why = _kill_cause(facts, victim, kills)
+    holding = f" ({format_bytes(rss)} resident)" if rss else ""
+    return found(
+        facts,
+        cause,
+        0.93 if ours else 0.75,
+        f"The kernel killed {comm} (PID {pid}){holding}: {where} was used up{why}.",
+        evidence,
+        strength=KERNEL,
+        values=values,
+        at=victim.event.at,
+        unseen=()
+        if facts.series.processes
+        else (
+            "Which process grew: resident memory over time was not recorded; the victim need not be the one that grew.",
+        ),
+    )
+
+
+def _victim(facts: Facts, kills: Sequence[KernelCitation]) -> tuple[KernelCitation | None, bool]:
+    """The kill that concerns this engine, the last of them; and whether it surely is its own."""
+    pids = facts.tree_pids | (facts.run.pids if facts.run else set())
+    own = [c for c in kills if c.event.fields.get("pid") in pids]
+    if own:
+        return own[-1], True
+    named = [c for c in kills if _ENGINE_COMM.match(str(c.event.fields.get("comm") or ""))]
+    if facts.has_log and pids:
+        # The log names its processes and none of them was killed: only a name that fits counts,
+        # and a generic one ("python3") of another cgroup does not.
+        sure = [c for c in named if not str(c.event.fields.get("comm")).startswith("python")]
+        if sure and _ended_badly(facts):
+            return sure[-1], False
+        if named and _ended_badly(facts) and not facts.failures:
+            return named[-1], False
+        return None, False
+    if facts.has_log and facts.failures and any(f.oom is not None for f in facts.failures):
+        return None, False
+    return (named or list(kills))[-1], bool(named)
+
+
+def _ended_badly(facts: Facts) -> bool:
+    run = facts.run
+    return run is not None and (
+        run.ended is None
+        or not run.ended.pattern.id.startswith("shutdown.requested")
+        or bool(facts.messengers)
+    )
+
+
+def _stage(facts: Facts) -> str:
+    run = facts.run
+    if run is None:
+        return "serving"
+    return "serving" if run.served or run.reached("ready") else run.stage
+
+
+def _kill_cause(
+    facts: Facts, victim: KernelCitation, kills: Sequence[KernelCitation]
+) -> tuple[str, str]:
+    comm = str(victim.event.fields.get("comm") or "")
+    if _COMPILER_COMM.match(comm) or _compiling(facts):
+        return "host_oom_jit", " while kernels were being compiled"
+    run = facts.run
+    if run is None or run.served or run.reached("ready") or not facts.has_log:
+        return "host_oom_kill", ""
+    shmem = victim.event.fields.get("shmem_rss_bytes") or 0
+    if (
+        run.find("vllm.shards_loaded") is not None
+        and not run.reached("profile")
+        and shmem > 4 * GIB
+    ):
+        return (
+            "host_oom_repack",
+            f" while loaded weights were repacked with {format_bytes(shmem)} of them kept in host memory",
+        )
+    return "host_oom_load", " while the engine started"
+
+
+def _compiling(facts: Facts) -> bool:
+    compilers = facts.series.compilers
+    return len(compilers) >= 2 and sum(c.rss.last for c in compilers) > 2 * GIB
+
+
+def _growers(facts: Facts, victim: Any) -> list[Evidence]:
+    """The processes whose resident memory grew most, or is largest."""
+    ranked = sorted(
+        facts.series.processes,
+        key=lambda p: -(p.rss.grown if p.rss.grown > 0.5 * GIB else 0) - p.rss.last / 1e3,
+    )
+    return [
+        Evidence(
+            "process",
+            str(p.pid),
+            at=p.last_seen,
+            text=f"{p.name} (PID {p.pid}) resident {format_bytes(p.rss.first)} to {format_bytes(p.rss.last)}",
+            value=round(p.rss.last),
+            unit="bytes",
+        )
+        for p in ranked[:3]
+        if p.pid != victim or p.rss.grown > 0.5 * GIB
+    ]
+
+
+def _last_words(facts: Facts) -> list[Evidence]:
+    run = facts.run
+    if run is None:
+        return []
+    event = run.find_last(
+        "exit.killed",
+        "exit.code",
+        "vllm.worker_died",
+        "vllm.worker_died_v0",
+        "sglang.child_died",
+        "exit.systemd_oom",
+    )
+    return [cite(event.line)] if event else []
+
+
+def killed_while_compiling(facts: Facts) -> Finding | None:
+    """Host memory ran out under many compilers; the kernel's line itself is not in the input."""
+    if not _compiling(facts) or any(c.event.kind == "oom_kill" for c in facts.kernel):
+        return None
+    compilers = facts.series.compilers
+    total = sum(c.rss.last for c in compilers)
+    dead = (
+        facts.series.oom_kills > 0
+        or facts.said("exit.killed") is not None
+        or _code(facts) in (137, -9)
+    )
+    if not dead:
+        return None
+    evidence = [
+        Evidence(
+            "process",
+            str(c.pid),
+            at=c.last_seen,
+            text=f"{c.name} (PID {c.pid}) resident {format_bytes(c.rss.last)}",
+            value=round(c.rss.last),
+            unit="bytes",
+        )
+        for c in sorted(compilers, key=lambda c: -c.rss.last)[:3]
+    ]
+    return found(
+        facts,
+        "host_oom_jit",
+        0.9,
+        f"{len(compilers)} compiler processes held {format_bytes(total)} of host memory when the start was killed; the GPU is not involved.",
+        [*evidence, *_available(facts), *_last_words(facts)],
+        strength=KERNEL,
+        values={
+            "host_total_bytes": facts.series.host_total_bytes,
+            "host_free_bytes": _number(facts.series.available and facts.series.available.last),
+            "processes": len(compilers),
+            "stage": "compile",
+        },
+        unseen=("The kernel's own line: `journalctl -k` or `dmesg`.",),
+    )
+
+
+def _available(facts: Facts) -> list[Evidence]:
+    trend = facts.series.available
+    if trend is None:
+        return []
+    return [
+        Evidence(
+            "process",
+            "MemAvailable",
+            at=facts.series.ended_at,
+            text=f"host memory available {format_bytes(trend.first)} to {format_bytes(trend.last)}",
+            value=round(trend.last),
+            unit="bytes",
+        )
+    ]
+
+
+def _number(value: float | None) -> int | None:
+    return round(value) if value else None
+
+
+def _code(facts: Facts) -> int | None:
+    event = (
+        facts.run.find_last("exit.code", "vllm.worker_died", "vllm.worker_died_v0")
+        if facts.run
+        else None
+    )
+    try:
+        return int(event.fields["exit_code"]) if event else None
+    except (KeyError, ValueError):
+        return None
+
+
+def counted_kill(facts: Facts) -> Finding | None:
+    """The cgroup counted an OOM kill, or the unit was killed for memory, without a kernel line."""
+    said = facts.said("exit.systemd_oom")
+    if (
+        (facts.series.oom_kills <= 0 and said is None)
+        or any(c.event.kind == "oom_kill" for c in facts.kernel)
+        or _compiling(facts)
+    ):
+        return None
+    evidence: list[Evidence] = [cite(said.line)] if said else []
+    if facts.series.oom_kills > 0:
+        evidence.append(
+            Evidence(
+                "process",
+                "memory.events oom_kill",
+                at=facts.series.ended_at,
+                text=f"{facts.series.oom_kills} OOM kills counted in the window",
+                value=facts.series.oom_kills,
+                unit="kills",
+            )
+        )
+    stage = _stage(facts)
+    starting = facts.run is not None and facts.has_log and stage not in ("serving", "ready")
+    return found(
+        facts,
+        "host_oom_load" if starting else "host_oom_kill",
+        0.85,
+        "The memory limit of the service's cgroup was reached and the kernel killed a process of it.",
+        [*evidence, *_growers(facts, None), *_available(facts), *_last_words(facts)],
+        strength=KERNEL,
+        values={
+            "constraint": "memcg",
+            "host_total_bytes": facts.series.host_total_bytes,
+            "stage": stage,
+        },
+        unseen=("Which process the kernel chose: `journalctl -k` or `dmesg`.",),
+    )
+
+
+def killed_while_loading(facts: Facts) -> Finding | None:
+    """Killed without a word while weights were being read: nearly always host memory."""
+    run = facts.run
+    if run is None or facts.failures or run.served or facts.kernel:
+        return None
+    event = run.find_last(
+        "exit.killed",
+        "exit.code",
+        "exit.signal",
+        "exit.systemd",
+        "vllm.worker_died",
+        "vllm.worker_died_v0",
+    )
+    code = _code(facts)
+    killed = event is not None and (
+        event.pattern.id == "exit.killed"
+        or code in (137, -9)
+        or event.fields.get("signal") in ("SIGKILL", "KILL")
+    )
+    if not killed or event is None or run.stage not in ("load", "loaded") or run.reached("profile"):
+        return None
+    repack = (
+        run.stage == "loaded"
+        and run.find("vllm.weights_v0", "vllm.weights_v1", "sglang.load_end") is None
+    )
+    return found(
+        facts,
+        "host_oom_repack" if repack and _offloads(facts) else "host_oom_load",
+        0.6,
+        "The process was killed (SIGKILL) while the model was being loaded and printed no error of its own: host memory most likely ran out.",
+        [cite(event.line), *_available(facts)],
+        strength=STAGE,
+        order=event.order,
+        values={
+            "stage": run.stage,
+            "host_total_bytes": facts.series.host_total_bytes,
+            "exit_code": code,
+        },
+        unseen=(
+            "Who sent the signal: the kernel log (`journalctl -k`, `dmesg`) or the cgroup's memory.events.",
+        ),
+    )
+
+
+def _offloads(facts: Facts) -> bool:
+    return bool(facts.argument("--cpu-offload-gb", "--offload-backend"))
+
+
+def driver_no_memory(facts: Facts) -> Finding | None:
+    """The driver itself could not allocate: on a shared-memory board the host is full."""
+    lines = [
+        c
+        for c in facts.kernel
+        if c.event.kind == "driver_no_memory" or "NV_ERR_NO_MEMORY" in c.event.text
+    ]
+    starting = facts.run is None or not (facts.run.served or facts.run.reached("ready"))
+    silent = (
+        facts.unified
+        and facts.run is not None
+        and not facts.failures
+        and facts.said("exit.killed") is not None
+    )
+    if not lines and not silent:
+        return None
+    if lines and not facts.unified and facts.gpu_names:
+        return None
+    evidence = (
+        [lines[0].evidence(), lines[-1].evidence()]
+        if len(lines) > 1
+        else [c.evidence() for c in lines]
+    )
+    evidence += [*_available(facts), *_last_words(facts)]
+    if not evidence:
+        return None
+    if not starting:
+        return found(
+            facts,
+            "unified_memory_prefill_growth",
+            0.7,
+            "GPU and host share one memory on this board, and a growing context used it up; no allocation failed by name.",
+            evidence,
+            strength=KERNEL if lines else STAGE,
+            values={"stage": "serving"},
+        )
+    return found(
+        facts,
+        "unified_memory",
+        0.85 if facts.unified else 0.65,
+        "The driver could not get memory from the host: on this board GPU and host share one memory, and together they ran out while the engine started.",
+        evidence,
+        strength=KERNEL if lines else STAGE,
+        values={
+            "stage": facts.run.stage if facts.run else "init",
+            "host_total_bytes": facts.series.host_total_bytes,
+            "speculative": facts.speculative or None,
+        },
+    )
+
+
+def hardware(facts: Facts) -> Finding | None:
+    """The GPU or its link failed."""
+    xids = [c for c in facts.kernel if c.event.kind == "xid"]
+    hard = [c for c in xids if c.event.fields.get("xid") in _HARDWARE_XIDS]
+    ecc = [c for c in facts.kernel if c.event.kind == "hardware_ecc"]
+    if not hard and not ecc:
+        return None
+    chosen = (hard or ecc)[0]
+    code = chosen.event.fields.get("xid")
+    pci = chosen.event.fields.get("pci")
+    return found(
+        facts,
+        "gpu_hw_fault",
+        0.93,
+        f"The GPU{f' {pci}' if pci else ''} reported a hardware fault"
+        + (f" (Xid {code})" if code else "")
+        + "; time-outs and errors of the engine follow from it.",
+        [c.evidence() for c in (hard or ecc)[:3]],
+        strength=KERNEL,
+        values={"xid": code, "pci": pci},
+        at=chosen.event.at,
+    )
+
+
+def silent_unified_growth(facts: Facts) -> Finding | None:
+    """On a shared-memory board the host ran dry while serving, and the worker is gone without a word."""
+    trend = facts.series.available
+    total = facts.series.host_total_bytes
+    if (
+        not facts.unified
+        or trend is None
+        or not total
+        or facts.failures
+        or not (facts.served or facts.series.engine)
+    ):
+        return None
+    fell = trend.first - trend.low
+    if trend.low > 0.08 * total or fell < 0.05 * total:
+        return None
+    return found(
+        facts,
+        "unified_memory_prefill_growth",
+        0.7,
+        f"Available memory fell to {format_bytes(trend.low)} of {format_bytes(total)} while requests ran; GPU and host share it on this board.",
+        _available(facts),
+        strength=ARITHMETIC,
+        values={"host_total_bytes": total, "host_free_bytes": round(trend.low), "stage": "serving"},
+    )
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    kernel_kill,
+    killed_while_compiling,
+    counted_kill,
+    killed_while_loading,
+    driver_no_memory,
+    hardware,
+    silent_unified_growth,
+)

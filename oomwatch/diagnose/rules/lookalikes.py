@@ -1,0 +1,506 @@
+"""Failures that sound like memory and are not: each names itself, and ends the search if it came first."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from oomwatch.diagnose.events import Failure
+from oomwatch.diagnose.facts import Facts, cite, cite_failure
+from oomwatch.diagnose.frames import find_stage, telling_frame
+from oomwatch.diagnose.points import points_of
+from oomwatch.diagnose.rules.findings import (
+    COUNTERS,
+    KERNEL,
+    LIFECYCLE,
+    NAMED_CHECK,
+    NOTHING,
+    REQUEST,
+    STAGE,
+    Rule,
+    found,
+)
+from oomwatch.records import Finding
+
+_SAYS: Final[dict[str, str]] = {
+    "illegal_memory_access": "A CUDA kernel accessed memory it may not: a bug in a kernel or faulty hardware, not a lack of memory.",
+    "rpc_timeout_hang": "A worker stopped answering in time: it hangs or died without a word; memory is not the cause.",
+    "gpu_hw_fault": "The GPU failed (launch failure or uncorrectable error): hardware, not memory size.",
+    "engine_assertion": "The engine failed on one of its own checks or an index: a bug; load may have triggered it, memory did not run out.",
+    "nccl_watchdog": "A collective operation between ranks timed out: one rank stopped taking part; look for the rank that died or hung first.",
+    "request_too_long": "A request was longer than the model length allows and was refused (HTTP 400); the server is well.",
+    "kv_transfer_fail": "A transfer of KV blocks between servers failed: the network or the connector, not memory.",
+    "lora_slot_queue": "Requests wait for a LoRA slot, not for memory.",
+    "self_check_assert": "The engine's own accounting check failed while it was idle: a bookkeeping bug, memory did not run out.",
+    "config_error": "The engine refused its configuration before memory mattered.",
+    "tokenizer_crash": "The tokenizer was used by two threads at once and refused; memory is not involved.",
+    "no_kernel_image": "This build has no kernels for this GPU's architecture.",
+    "kernel_image_invalid": "A kernel image does not fit this GPU or driver.",
+    "kernel_unsupported_shape": "The attention kernel does not support this model's shape; the memory advice around it is generic.",
+    "custom_allreduce_ipc": "The custom all-reduce could not share its buffers between the GPUs.",
+    "triton_shared_memory": "A Triton kernel needs more on-chip shared memory than this GPU has (KiB, not GiB).",
+    "fixed_workspace_overflow": "A library's fixed-size work buffer is too small for this batch; the card itself is not full.",
+    "driver_mismatch": "The NVIDIA driver is too old for this build.",
+    "jit_build_failed": "Building a kernel at start failed; memory figures printed before it mean nothing.",
+    "bad_arguments": "The command line was refused: the usage text names every memory flag, but nothing ran.",
+    "port_in_use": "The port or socket is in use already.",
+    "gated_model": "The model hub refused access: log in, or accept the model's terms.",
+    "mig_uuid_parse": "A MIG device name was read as a number by this release.",
+    "nccl_unsupported": "NCCL uses an operation that these GPUs or this container do not support.",
+    "fd_limit": "The process ran out of file descriptors, not of memory.",
+}
+_REQUEST_LEVEL: Final = frozenset({"request_too_long", "lora_slot_queue", "tokenizer_crash"})
+_ENGINE_FRAMES: Final = re.compile(
+    r":(?:run_busy_loop|_process_engine_step|engine_step|run_engine_loop|worker_busy_loop|execute_model|event_loop_\w+|worker_main|run_engine_core|step|forward|schedule|run_scheduler_process|_execute_worker_rpc|generate_token)\b"
+)
+_CONFIG_NAMES: Final = frozenset(
+    {
+        "ValueError",
+        "KeyError",
+        "TypeError",
+        "AttributeError",
+        "ImportError",
+        "ModuleNotFoundError",
+        "OSError",
+        "NotImplementedError",
+        "FileNotFoundError",
+        "ValidationError",
+        "PermissionError",
+        "NotADirectoryError",
+        "SafetensorError",
+        "HFValidationError",
+        "LocalEntryNotFoundError",
+        "RepositoryNotFoundError",
+        "EntryNotFoundError",
+    }
+)
+_NOT_FATAL: Final = frozenset(
+    {
+        "KeyboardInterrupt",
+        "SystemExit",
+        "CancelledError",
+        "asyncio.exceptions.CancelledError",
+        "EngineDeadError",
+        "EOFError",
+        "BrokenPipeError",
+        "ConnectionResetError",
+        "WorkerException",
+        "",
+    }
+)
+
+
+def named(facts: Facts) -> Finding | None:
+    """The earliest failure is one that names itself and is not about memory."""
+    hits = [
+        (f, p, fields)
+        for f in facts.failures
+        for p, fields in f.matches
+        if p.kind == "failure" and p.cause
+    ]
+    if not hits:
+        return None
+    fatal = [
+        h for h in hits if h[1].cause not in _REQUEST_LEVEL and h[1].cause != "config_error"
+    ] or [h for h in hits if h[1].cause not in _REQUEST_LEVEL]
+    failure, pattern, fields = min(fatal or hits, key=lambda h: h[0].order)
+    cause = str(pattern.cause)
+    if cause == "config_error" and facts.served and not facts.messengers:
+        return None
+    if cause == "rpc_timeout_hang" and _hang_is_transfer(facts):
+        cause = "kv_transfer_fail"
+    request = cause in _REQUEST_LEVEL
+    return found(
+        facts,
+        cause,
+        0.9 if cause not in ("config_error", "rpc_timeout_hang") else 0.82,
+        _sentence(cause, failure),
+        [*cite_failure(failure), *_hang_evidence(facts, cause)],
+        strength=REQUEST if request else NAMED_CHECK,
+        order=None if request else failure.order,
+        values={
+            **_values(fields),
+            "frame": telling_frame(failure.frames),
+            "stage": find_stage(failure.frames),
+        },
+        unseen=(
+            "What the hung worker was doing: `py-spy dump --pid PID`, and the kernel log for Xid lines.",
+        )
+        if cause in ("rpc_timeout_hang", "nccl_watchdog") and not facts.has_kernel
+        else (),
+    )
+
+
+def _values(fields: Any) -> dict[str, Any]:
+    return {
+        "max_model_len": fields.get("max_model_tokens"),
+        "prompt_tokens": fields.get("prompt_tokens"),
+        "unknown_arguments": fields.get("unknown"),
+        "flag": fields.get("flag"),
+        "reason": fields.get("why"),
+    }
+
+
+def _sentence(cause: str, failure: Failure) -> str:
+    text = _SAYS.get(cause, "The engine failed for another reason than memory.")
+    if cause in ("config_error", "bad_arguments"):
+        first = next((part.strip() for part in failure.message.split("\n") if part.strip()), "")
+        if first:
+            return f"{text.removesuffix('.')}: {first[:220]}"
+    return text
+
+
+def _hang_is_transfer(facts: Facts) -> bool:
+    return (
+        facts.said("vllm.kv_blocks_expired") is not None
+        and facts.failing("kv.transfer") is not None
+    )
+
+
+def _hang_evidence(facts: Facts, cause: str) -> list[Any]:
+    if cause != "rpc_timeout_hang":
+        return []
+    event = facts.said("vllm.shm_wait")
+    return [cite(event.line)] if event else []
+
+
+def hang(facts: Facts) -> Finding | None:
+    """Workers stopped taking messages and nothing followed."""
+    event = facts.run.find_last("vllm.shm_wait") if facts.run else None
+    run = facts.run
+    if event is None or run is None or run.last is None or facts.failures:
+        return None
+    if not facts.served and not facts.ready or event.line.number < run.last.number - 60:
+        return None
+    return found(
+        facts,
+        "rpc_timeout_hang",
+        0.65,
+        _SAYS["rpc_timeout_hang"],
+        [cite(event.line)],
+        strength=STAGE,
+        order=event.order,
+        values={"stage": "serving"},
+        unseen=(
+            "What the silent worker does: `py-spy dump --pid PID`; the kernel log for Xid lines.",
+        ),
+    )
+
+
+def adapter_queue(facts: Facts) -> Finding | None:
+    """Requests wait at an empty KV cache because every adapter slot is taken."""
+    if not facts.lora:
+        return None
+    points = [p for p in points_of(facts) if p.kv is not None]
+    tail = points[-3:]
+    waiting = [
+        p for p in tail if (p.waiting or 0) > 0 and (p.kv or 0) < 0.3 and (p.running or 0) > 0
+    ]
+    if not waiting or points[-1] not in waiting:
+        return None
+    slots = facts.number("--max-loras") or 1
+    seqs = facts.number("--max-num-seqs")
+    last = waiting[-1]
+    if seqs is not None and (last.running or 0) >= seqs:
+        return None
+    return found(
+        facts,
+        "lora_slot_queue",
+        0.75,
+        f"{last.waiting:.0f} requests wait although the KV cache is at {last.kv:.0%}: each adapter needs one of {slots:.0f} LoRA slots.",
+        [last.evidence],
+        strength=COUNTERS,
+        values={
+            "waiting": last.waiting,
+            "running": last.running,
+            "kv_usage_ratio": last.kv,
+            "max_loras": slots,
+        },
+    )
+
+
+def unnamed(facts: Facts) -> Finding | None:
+    """An exception that no pattern knows ended the engine."""
+    own = [
+        f
+        for f in facts.failures
+        if not f.kinds - {"hint", "detail", "messenger"}
+        and f.oom is None
+        and _base(f.name) not in _NOT_FATAL
+        and not f.relayed
+    ]
+    if not own:
+        return None
+    engine = [
+        f
+        for f in own
+        if _ENGINE_FRAMES.search("\n".join(f.frames))
+        or "fatal error" in f.header
+        or "hit an exception" in f.header
+    ]
+    chosen = min(engine or own, key=lambda f: f.order)
+    name = _base(chosen.name)
+    first = next((part.strip() for part in chosen.message.split("\n") if part.strip()), "")
+    detail = f"{chosen.name}: {first}"[:220]
+    values = {"frame": telling_frame(chosen.frames), "stage": find_stage(chosen.frames)}
+    if facts.served or facts.ready and not facts.run_failed_to_start:
+        if not engine and not facts.messengers:
+            return None
+        return found(
+            facts,
+            "engine_assertion",
+            0.75,
+            f"The engine failed on an error of its own while serving, memory did not run out: {detail}",
+            cite_failure(chosen),
+            strength=STAGE,
+            order=chosen.order,
+            values=values,
+        )
+    if chosen.name and name in _CONFIG_NAMES:
+        return found(
+            facts,
+            "config_error",
+            0.65,
+            f"The start was refused for another reason than memory: {detail}",
+            cite_failure(chosen),
+            strength=STAGE,
+            order=chosen.order,
+            values=values,
+        )
+    return found(
+        facts,
+        "not_oom_other",
+        0.55,
+        f"The start failed with an error that is not about memory: {detail}",
+        cite_failure(chosen),
+        strength=STAGE,
+        order=chosen.order,
+        values=values,
+    )
+
+
+def _base(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def native_crash(facts: Facts) -> Finding | None:
+    """A process ended by SIGSEGV, SIGILL or SIGBUS."""
+    run = facts.run
+    kernel = next((c for c in facts.kernel if c.event.kind == "native_crash"), None)
+    events = (
+        run.all(
+            "crash.native",
+            "exit.signal",
+            "exit.systemd",
+            "vllm.worker_died",
+            "vllm.worker_died_v0",
+            "exit.code",
+        )
+        if run
+        else []
+    )
+    for event in events:
+        signal = _signal(event.fields)
+        if event.pattern.id == "crash.native" or signal in (
+            "SIGSEGV",
+            "SIGILL",
+            "SIGBUS",
+            "SEGV",
+            "ILL",
+            "BUS",
+        ):
+            if facts.run is not None and "us error" in event.line.text and not facts.served:
+                return None  # a bus error at start is shared memory, see nccl_memory
+            evidence = [cite(event.line), *([kernel.evidence()] if kernel else [])]
+            return found(
+                facts,
+                "native_crash",
+                0.85,
+                "A process of the engine crashed in native code (segmentation fault, illegal instruction or bus error); memory did not run out.",
+                evidence,
+                strength=NAMED_CHECK,
+                order=event.order,
+                values={"signal": signal},
+            )
+    if kernel is not None and (
+        kernel.event.fields.get("pid") in facts.tree_pids or not facts.has_log
+    ):
+        return found(
+            facts,
+            "native_crash",
+            0.8,
+            "The kernel logged a crash of the engine in native code.",
+            [kernel.evidence()],
+            strength=KERNEL,
+        )
+    return None
+
+
+def _signal(fields: Any) -> str | None:
+    signal = fields.get("signal")
+    if signal:
+        return str(signal)
+    code = str(fields.get("exit_code") or "")
+    return {
+        "-11": "SIGSEGV",
+        "139": "SIGSEGV",
+        "-4": "SIGILL",
+        "132": "SIGILL",
+        "-7": "SIGBUS",
+        "135": "SIGBUS",
+        "-9": "SIGKILL",
+        "137": "SIGKILL",
+    }.get(code)
+
+
+def orchestrator(facts: Facts) -> Finding | None:
+    """A probe, an eviction or a reclaim ended the server."""
+    event = facts.said("orchestrator.kill")
+    if event is None or facts.failures:
+        return None
+    return found(
+        facts,
+        "killed_by_orchestrator",
+        0.8,
+        "The orchestrator ended the server (probe, eviction, time-out or reclaim); memory is not the reason given.",
+        [cite(event.line)],
+        strength=COUNTERS,
+        order=event.order,
+    )
+
+
+def killed(facts: Facts) -> Finding | None:
+    """A process was killed or vanished, and nothing in the input says by whom."""
+    run = facts.run
+    if run is None or facts.failures:
+        return None
+    event = next(
+        (
+            e
+            for e in run.events
+            if e.pattern.id
+            in (
+                "vllm.worker_died",
+                "vllm.worker_died_v0",
+                "vllm.engine_process_died",
+                "exit.killed",
+                "exit.code",
+                "exit.signal",
+                "exit.systemd",
+            )
+            and (e.pattern.id != "exit.code" or e.fields.get("exit_code") not in ("0", None))
+        ),
+        None,
+    )
+    stop = run.find("shutdown.requested")
+    line = event.line if event else None
+    if event is None:
+        dead = next((m for m in facts.messengers), None)
+        if dead is None or not (run.served or run.reached("ready")):
+            return None
+        line, order = dead.line, dead.order
+    else:
+        order = event.order
+    if line is None or stop is not None and stop.order < order:
+        return None
+    signal = _signal(event.fields) if event else None
+    code = event.fields.get("exit_code") if event else None
+    if signal not in ("SIGKILL", "KILL", None) and signal not in ("SIGTERM", "SIGINT"):
+        return None
+    sure = signal in ("SIGKILL", "KILL") or (
+        event is not None and event.pattern.id == "exit.killed"
+    )
+    return found(
+        facts,
+        "killed_by_signal",
+        0.6 if sure else 0.45,
+        "A process of the engine was killed (SIGKILL) and printed no error; the log alone cannot say who sent the signal."
+        if sure
+        else "A process of the engine is gone without a word; the log alone cannot say why.",
+        [cite(line)],
+        strength=LIFECYCLE,
+        order=order,
+        values={"signal": signal or ("SIGKILL" if sure else None), "exit_code": code},
+        unseen=(
+            "Whether the kernel's OOM killer did it: `journalctl -k`, `dmesg`, or the cgroup's memory.events.",
+        ),
+    )
+
+
+def stopped(facts: Facts) -> Finding | None:
+    """The server was asked to stop, and did."""
+    run = facts.run
+    event = run.find("shutdown.requested") if run else None
+    if run is None or event is None:
+        return None
+    before = [f for f in (*facts.failures, *facts.messengers) if f.order < event.order]
+    if before:
+        return None
+    return found(
+        facts,
+        "shutdown_requested",
+        0.8,
+        "The server was asked to stop and did; errors after that line mean nothing.",
+        [cite(event.line)],
+        strength=LIFECYCLE,
+        order=event.order,
+    )
+
+
+def wrapper_only(facts: Facts) -> Finding | None:
+    """Only the message that something failed is in the input, not what."""
+    if facts.failures or not facts.messengers:
+        return None
+    first = min(facts.messengers, key=lambda m: m.order)
+    stop = facts.run.find("shutdown.requested") if facts.run else None
+    if stop is not None and stop.order < first.order:
+        return None
+    unseen = (
+        "The lines of the engine core and its workers, where the cause stands: this log holds only the messenger.",
+    )
+    if facts.served or facts.ready and not facts.run_failed_to_start:
+        return found(
+            facts,
+            "irregular_unknown",
+            0.3,
+            "The engine died; why is not in this input, only that it did.",
+            [cite(first.line)],
+            strength=NOTHING,
+            order=first.order,
+            unseen=unseen,
+        )
+    pinned = facts.engine.arguments.get("--kv-cache-memory-bytes")
+    if pinned not in (None, ""):
+        return found(
+            facts,
+            "kv_alloc_overcommit",
+            0.4,
+            f"The start failed and the log holds only the messenger; the KV cache is pinned to {pinned} bytes, which nothing checks against free memory.",
+            [cite(first.line)],
+            strength=NOTHING,
+            order=first.order,
+            unseen=unseen,
+        )
+    return found(
+        facts,
+        "startup_unknown",
+        0.3,
+        "The start failed; why is not in this input, only that it did.",
+        [cite(first.line)],
+        strength=NOTHING,
+        order=first.order,
+        unseen=unseen,
+    )
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    named,
+    hang,
+    adapter_queue,
+    unnamed,
+    native_crash,
+    orchestrator,
+    killed,
+    stopped,
+    wrapper_only,
+)

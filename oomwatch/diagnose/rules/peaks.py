@@ -1,0 +1,365 @@
+"""GPU memory ran out while serving: which peak it was, by arithmetic first, then by frame.
+
+Order (taxonomy of run-time failures, step 6): other processes of the listing, memory outside the
+allocator, fragmentation, and only then a peak, named by the deepest telling frame. Whatever the
+peak, the KV pool is not too small: every one of these wants less, not more.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from oomwatch.diagnose.events import Failure
+from oomwatch.diagnose.facts import Facts, cite, cite_arguments, cite_failure
+from oomwatch.diagnose.frames import Part, find_part, telling_frame
+from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, STAGE, Rule, found
+from oomwatch.diagnose.rules.startup_allocations import foreign_bytes, gpu_failure, stage_of
+from oomwatch.diagnose.rules.startup_checks import oom_values
+from oomwatch.engines.versions import release
+from oomwatch.records import Evidence, Finding
+from oomwatch.units import GIB, format_bytes, format_count
+
+_OUTSIDE: Final = 3 * GIB
+"""More than this outside PyTorch's allocator is not context and NCCL any more (taxonomy, 6b)."""
+_WORKSPACE: Final = 8 * GIB
+"""One allocation of this size follows the context length, not the batch."""
+_FEW: Final = 16
+_LOW_KV: Final = 0.6
+
+
+def sleep_wake(facts: Facts) -> Finding | None:
+    """Waking up found the memory that sleep released taken."""
+    failure = gpu_failure(facts)
+    if failure is None or not (
+        stage_of(facts, failure) == "wake"
+        or (failure.match("torch.cumem") is not None and facts.said("vllm.sleep_freed"))
+    ):
+        return None
+    return found(
+        facts,
+        "sleep_wake_map_fail",
+        0.92,
+        "Waking the engine up failed: the memory that sleep had released is in use by something else.",
+        [
+            *cite_failure(failure),
+            *([cite(e.line)] if (e := facts.said("vllm.sleep_freed")) else []),
+        ],
+        strength=NAMED_CHECK,
+        order=failure.order,
+        values={**oom_values(failure), "stage": "wake", "frame": telling_frame(failure.frames)},
+    )
+
+
+def runtime_allocation(facts: Facts) -> Finding | None:
+    """A GPU allocation was refused while the engine served."""
+    failure = gpu_failure(facts)
+    if failure is None or stage_of(facts, failure) != "serving":
+        return None
+    part = _part(facts, failure)
+    load = _load_values(facts, failure)
+    values: dict[str, Any] = {
+        **oom_values(failure),
+        **load,
+        "stage": "serving",
+        "frame": telling_frame(failure.frames),
+        "multimodal": facts.multimodal or None,
+        "speculative": facts.speculative or None,
+        "lora": facts.lora or None,
+        "moe": facts.moe or None,
+    }
+    evidence = [*cite_failure(failure), *_load_evidence(facts, failure)]
+    amount = _amount(failure)
+    by_numbers = _by_arithmetic(facts, failure, part)
+    if by_numbers is not None:
+        cause, confidence, sentence, extra = by_numbers
+        return found(
+            facts,
+            cause,
+            confidence,
+            f"{sentence} ({amount}).",
+            [*evidence, *_argument_evidence(facts, cause)],
+            strength=ARITHMETIC,
+            order=failure.order,
+            values={**values, **extra},
+        )
+    cause, confidence, sentence = _by_part(facts, failure, part, values)
+    return found(
+        facts,
+        cause,
+        confidence,
+        f"{sentence} ({amount}).",
+        [*evidence, *_argument_evidence(facts, cause)],
+        strength=STAGE,
+        order=failure.order,
+        values=values,
+        unseen=()
+        if failure.frames or facts.said("vllm.dump_output")
+        else ("Where in the model it happened: the traceback is not in the log.",),
+    )
+
+
+def _amount(failure: Failure) -> str:
+    oom = failure.oom
+    if oom is None:
+        return "the message gives no sizes"
+    parts = [f"{format_bytes(oom.tried_bytes)} asked"]
+    if oom.free_bytes is not None:
+        parts.append(f"{format_bytes(oom.free_bytes)} of {format_bytes(oom.total_bytes)} free")
+    return ", ".join(parts)
+
+
+_Named = tuple[str, float, str]
+
+
+def _by_arithmetic(
+    facts: Facts, failure: Failure, part: Part | None
+) -> tuple[str, float, str, dict[str, Any]] | None:
+    oom = failure.oom
+    if oom is None:
+        return None
+    foreign, pids = foreign_bytes(facts, failure)
+    if (
+        foreign
+        and oom.total_bytes
+        and foreign > max(0.1 * oom.total_bytes, (oom.own_bytes or 0) * 0.25)
+    ):
+        return (
+            "colocated_tenant",
+            0.88,
+            f"Other processes hold {format_bytes(foreign)} of the card, this one {format_bytes(oom.own_bytes)}: the card is shared",
+            {"other_process_bytes": foreign, "other_pids": list(pids)},
+        )
+    outside = oom.outside_bytes
+    expert_buffers = facts.moe and facts.argument(
+        "--enable-expert-parallel", "--ep-size", "--enable-ep-moe", "--all2all-backend"
+    )
+    if (
+        outside is not None
+        and outside > _OUTSIDE
+        and not expert_buffers
+        and part not in ("logprobs", "encoder")
+    ):
+        if facts.lora:
+            return (
+                "lora_activation_peak",
+                0.72,
+                f"{format_bytes(outside)} of the process lie outside PyTorch's allocator and adapters are on: a request with an"
+                " adapter needs more than the profile measured",
+                {"outside_bytes": outside},
+            )
+        return (
+            "engine_buffers_unprofiled",
+            0.82,
+            f"{format_bytes(outside)} of the process lie outside PyTorch's allocator: buffers that the start-up profile did not"
+            " see took the headroom",
+            {"outside_bytes": outside},
+        )
+    reserved = oom.reserved_bytes or 0
+    expandable = "expandable_segments:True" in " ".join(facts.engine.env.values())
+    if (
+        part in (None, "layer", "sampler")
+        and not expandable
+        and oom.tried_bytes
+        and reserved >= 2 * oom.tried_bytes
+        and reserved >= max(1.5 * GIB, 0.06 * (oom.total_bytes or 0))
+        and oom.free_bytes is not None
+        and oom.free_bytes < oom.tried_bytes
+    ):
+        return (
+            "fragmentation",
+            0.7,
+            f"{format_bytes(reserved)} are reserved by PyTorch but unallocated, far more than was asked: the free memory is in"
+            " pieces too small to use",
+            {},
+        )
+    return None
+
+
+def _part(facts: Facts, failure: Failure) -> Part | None:
+    part = find_part(failure.frames, failure.paths)
+    if part in (None, "layer"):
+        # The failing process may be silent while a sibling of the same moment tells the place.
+        for other in facts.failures:
+            if other.oom is not None and not other.relayed and other is not failure:
+                told = find_part(other.frames, other.paths)
+                if told not in (None, "layer"):
+                    return told
+    return part
+
+
+def _by_part(facts: Facts, failure: Failure, part: Part | None, values: dict[str, Any]) -> _Named:
+    oom = failure.oom
+    tried = (oom.tried_bytes if oom else None) or 0
+    named: dict[Part, _Named] = {
+        "logprobs": (
+            "prompt_logprobs_peak",
+            0.9,
+            "A request asked for log-probabilities of its prompt: one row of the vocabulary for every prompt token did not fit",
+        ),
+        "encoder": (
+            "mm_encoder_peak",
+            0.88,
+            "Encoding images or video of one step needed more memory than the profile measured",
+        ),
+        "lora": (
+            "lora_activation_peak",
+            0.82,
+            "A request that uses an adapter needed more activation memory than was left",
+        ),
+        "speculation": (
+            "spec_decode_underprofiled",
+            0.85,
+            "Scoring the draft tokens of many requests needed more memory than the profile, made with one draft token, had left",
+        ),
+        "workspace": (
+            "attn_workspace_peak",
+            0.85,
+            "An attention workspace that grows with the context did not fit",
+        ),
+        "moe": (
+            "moe_dispatch_peak",
+            0.8,
+            "The tokens sent to one rank's experts in one step needed more memory than was left",
+        ),
+    }
+    if part in named:
+        if part == "speculation" and not facts.speculative:
+            return _activation(facts)
+        return named[part]
+    if facts.engine.engine in ("lmdeploy",) or (facts.engine.engine is None and not failure.frames):
+        return (
+            "concurrency_burst_peak",
+            0.65,
+            "A burst of concurrent requests needed more memory than the KV share left",
+        )
+    event = facts.said("vllm.request_params")
+    if (
+        part in (None, "layer", "sampler")
+        and event
+        and event.fields.get("prompt_logprobs_count") is not None
+        and tried >= GIB
+    ):
+        return (
+            "prompt_logprobs_peak",
+            0.75,
+            "Requests asked for log-probabilities of their prompts; one large allocation for all prompt tokens did not fit",
+        )
+    if facts.said("vllm.dump_encoder") and facts.multimodal:
+        return (
+            "mm_encoder_peak",
+            0.75,
+            "A step with many images or videos needed more memory than the profile measured",
+        )
+    if tried >= _WORKSPACE:
+        return (
+            "attn_workspace_peak",
+            0.7,
+            f"One allocation of {format_bytes(tried)} follows the length of the context, not the batch",
+        )
+    running = values.get("running")
+    if (
+        facts.moe
+        and facts.argument("--enable-expert-parallel", "--ep-size", "--enable-ep-moe")
+        and (running or 0) > 128
+    ):
+        return (
+            "moe_dispatch_peak",
+            0.7,
+            f"With {format_count(running)} requests running, the tokens that fall to one rank's experts vary; this rank's share did not fit",
+        )
+    if facts.speculative and _profiles_one_draft_token(facts):
+        return (
+            "spec_decode_underprofiled",
+            0.65,
+            "Speculative decoding is on; this release profiles with one draft token and leaves too little for scoring several",
+        )
+    if (
+        facts.multimodal
+        and (values.get("kv_usage_ratio") or 0) < 0.2
+        and (running or 0) <= _FEW
+        and _ascend_or_blind(failure)
+    ):
+        return (
+            "mm_encoder_peak",
+            0.6,
+            "A multimodal request at a nearly empty KV cache needed more memory than the profile measured",
+        )
+    if facts.mla and _mla_workspace_unbounded(facts) and tried >= GIB and (running or 0) <= _FEW:
+        return (
+            "attn_workspace_peak",
+            0.7,
+            "The prefill workspace of latent attention grows with the context in this release",
+        )
+    return _activation(facts)
+
+
+def _activation(facts: Facts) -> _Named:
+    return (
+        "prefill_activation_peak",
+        0.8 if facts.loads or facts.said("vllm.dump_output") else 0.7,
+        "The activations of one step, a long prefill, needed more memory than the start-up profile had left beside the KV cache",
+    )
+
+
+def _profiles_one_draft_token(facts: Facts) -> bool:
+    version = release(facts.engine.version)
+    return facts.engine.engine == "vllm" and (
+        facts.is_v0 is True or (facts.is_v0 is None and version is not None and version < (0, 9, 0))
+    )
+
+
+def _mla_workspace_unbounded(facts: Facts) -> bool:
+    version = release(facts.engine.version)
+    return facts.engine.engine == "vllm" and version is not None and version < (0, 11, 0)
+
+
+def _ascend_or_blind(failure: Failure) -> bool:
+    return failure.relayed or find_part(failure.frames, failure.paths) is None
+
+
+def _load_values(facts: Facts, failure: Failure) -> dict[str, Any]:
+    dump = facts.said("vllm.dump_stats")
+    load = facts.load_before(failure.line)
+    running = dump.fields.get("running_count") if dump else load.running if load else None
+    usage = dump.fields.get("kv_ratio") if dump else load.kv_usage_ratio if load else None
+    output = facts.said("vllm.dump_output")
+    return {
+        "running": running,
+        "waiting": dump.fields.get("waiting_count") if dump else load.waiting if load else None,
+        "kv_usage_ratio": usage,
+        "scheduled_tokens": output.fields.get("scheduled_tokens") if output else None,
+    }
+
+
+def _load_evidence(facts: Facts, failure: Failure) -> list[Evidence]:
+    found_lines = [
+        cite(event.line)
+        for event in (facts.said("vllm.dump_output"), facts.said("vllm.dump_stats"))
+        if event
+    ]
+    load = facts.load_before(failure.line)
+    if load is not None:
+        found_lines.append(cite(load.line))
+    return found_lines
+
+
+def _argument_evidence(facts: Facts, cause: str) -> tuple[Evidence, ...]:
+    flags = {
+        "spec_decode_underprofiled": (
+            "--speculative-config",
+            "--speculative-model",
+            "--num-speculative-tokens",
+        ),
+        "lora_activation_peak": ("--enable-lora", "--max-lora-rank"),
+        "engine_buffers_unprofiled": ("--num-scheduler-steps", "--gpu-memory-utilization"),
+        "moe_dispatch_peak": ("--enable-expert-parallel", "--data-parallel-size"),
+    }
+    return cite_arguments(
+        facts.engine,
+        flags.get(
+            cause, ("--max-num-batched-tokens", "--gpu-memory-utilization", "--mem-fraction-static")
+        ),
+    )
+
+
+RULES: Final[tuple[Rule, ...]] = (sleep_wake, runtime_allocation)

@@ -1,0 +1,531 @@
+"""The engine's own KV pool: too small, too full, leaking, or asked for what it can never hold.
+
+A full pool is never a CUDA failure. Causes here want more pool or fewer requests, the opposite of
+every activation peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from oomwatch.diagnose.facts import Facts, cite, cite_arguments, cite_failure
+from oomwatch.diagnose.points import Point, points_of
+from oomwatch.diagnose.rules.findings import ARITHMETIC, COUNTERS, NAMED_CHECK, Rule, found
+from oomwatch.records import Evidence, Finding
+from oomwatch.units import format_count, format_duration
+
+_FULL: Final = 0.97
+_HIGH: Final = 0.9
+_STORM_PER_MINUTE: Final = 6.0
+"""Preemptions a minute that cost real work; a few are harmless (taxonomy)."""
+
+
+def pool_allocation(facts: Facts) -> Finding | None:
+    """SGLang's token allocator had no slots for a batch the scheduler had planned."""
+    hit = facts.failing("sglang.pool_alloc", "sglang.pool_alloc_old")
+    if hit is None:
+        return None
+    failure, fields = hit
+    pools = {
+        str(p.get("pool") or ("swa" if p.get("swa") else "full")): p
+        for pattern, p in failure.matches
+        if pattern.id == "sglang.pool_available"
+    }
+    if not pools and facts.run is not None:
+        near = [
+            e
+            for e in facts.run.all("sglang.pool_available")
+            if e.line.source == failure.line.source
+            and 0 <= e.line.number - failure.line.number <= 8
+        ]
+        pools = {str(e.fields.get("pool") or "full"): e.fields for e in near}
+    asked_event = failure.match("sglang.pool_asked") or next(
+        (
+            e.fields
+            for e in (facts.run.all("sglang.pool_asked") if facts.run else [])
+            if 0 <= e.line.number - failure.line.number <= 8
+        ),
+        {},
+    )
+    asked = asked_event.get("asked_tokens")
+    full = pools.get("full", {})
+    load = facts.load_before(failure.line)
+    usage = load.kv_usage_ratio if load else None
+    values: dict[str, Any] = {
+        "asked_tokens": asked,
+        "available_tokens": full.get("available_tokens"),
+        "evictable_tokens": full.get("evictable_tokens"),
+        "running": load.running if load else None,
+        "kv_usage_ratio": usage,
+        "stage": "serving",
+    }
+    evidence = [*cite_failure(failure), *([cite(load.line)] if load else [])]
+    second = next(
+        (name for name in ("mamba", "swa") if name in pools and _short(pools[name], asked, full)),
+        None,
+    )
+    order = failure.order
+    if second is not None:
+        return found(
+            facts,
+            "kv_alloc_fail_hybrid_state",
+            0.88,
+            f"The {second} pool of this hybrid model is exhausted ({format_count(pools[second].get('available_tokens'))} left) while the full"
+            f" attention pool still holds {format_count(full.get('available_tokens'))} tokens.",
+            evidence,
+            strength=ARITHMETIC,
+            order=order,
+            values={**values, "pool": second, "hybrid": True},
+        )
+    phase = fields.get("phase") or "Prefill"
+    leaked = facts.said("sglang.tree_tokens")
+    if (
+        usage is not None
+        and usage < 0.5
+        and asked is None
+        and (leaked is not None or phase == "Prefill")
+    ):
+        return found(
+            facts,
+            "kv_pool_leak",
+            0.75,
+            f"The pool refused a {phase.lower()} at a token usage of {usage:.2f}: slots were taken and never given back.",
+            [*evidence, *([cite(leaked.line)] if leaked else [])],
+            strength=ARITHMETIC,
+            order=order,
+            values=values,
+        )
+    if (
+        usage is not None
+        and usage < 0.5
+        and full.get("evictable_tokens") == 0
+        and (load.running or 0) <= 2
+        if load
+        else False
+    ):
+        return found(
+            facts,
+            "kv_pool_leak",
+            0.7,
+            f"The pool is exhausted although the last load line says {usage:.0%} use with {format_count(load.running if load else None)} running: slots were not given back.",
+            evidence,
+            strength=ARITHMETIC,
+            order=order,
+            values=values,
+        )
+    available = full.get("available_tokens")
+    if phase == "Decode":
+        page = facts.number("--page-size")
+        rounding = available is not None and asked is not None and available >= asked
+        why = (
+            f"{format_count(asked)} tokens were asked and {format_count(available)} are there, but every running request needs a whole page"
+            + (f" of {page:.0f}" if page and page > 1 else "")
+            if rounding
+            else f"{format_count(asked)} tokens were asked and {format_count(available)} are left"
+        )
+        return found(
+            facts,
+            "kv_alloc_fail_decode",
+            0.9,
+            f"The KV pool had no slot for the next token of every running request: {why}.",
+            evidence,
+            strength=NAMED_CHECK,
+            order=order,
+            values=values,
+        )
+    return found(
+        facts,
+        "kv_alloc_fail_prefill",
+        0.88,
+        f"The KV pool had no room for the next prefill chunk: {format_count(asked)} tokens asked, {format_count(available)} available"
+        + (", none of them evictable." if full.get("evictable_tokens") == 0 else "."),
+        evidence,
+        strength=NAMED_CHECK,
+        order=order,
+        values=values,
+    )
+
+
+def _short(pool: Any, asked: Any, full: Any) -> bool:
+    """Whether a second pool is the one that ran out, next to the full one."""
+    left, there = pool.get("available_tokens"), full.get("available_tokens")
+    if left is None:
+        return False
+    if there is None:
+        return True
+    # A state pool counts slots, a window pool tokens; either way it is short where the full one is not.
+    return there > 8 * max(left, 1) and (
+        asked is None or left < asked or pool.get("pool") == "mamba"
+    )
+
+
+def state_pool(facts: Facts) -> Finding | None:
+    """A hybrid model's state slots ran out, told by an assertion."""
+    hit = facts.failing("sglang.mamba_ping_pong", "sglang.mamba_short")
+    if hit is None:
+        return None
+    failure, _ = hit
+    return found(
+        facts,
+        "kv_alloc_fail_hybrid_state",
+        0.85,
+        "The state pool of this hybrid model has no slot left, whatever the token pool says.",
+        cite_failure(failure),
+        strength=NAMED_CHECK,
+        order=failure.order,
+        values={"pool": "mamba", "hybrid": True, "stage": "serving"},
+    )
+
+
+def request_slots(facts: Facts) -> Finding | None:
+    """No sequence slot or no KV slot for a batch."""
+    hit = facts.failing("sglang.req_slots")
+    event = facts.said("llama.slots", "llama.slots_old")
+    if hit is None and event is None:
+        return None
+    evidence = list(cite_failure(hit[0])) if hit else [cite(event.line)] if event else []
+    return found(
+        facts,
+        "kv_slot_exhausted",
+        0.85,
+        "Every request slot is taken; no bytes are involved."
+        if hit
+        else "No KV slot is free for the next batch, even after halving it: the context is too small for the parallel requests.",
+        evidence,
+        strength=NAMED_CHECK,
+        order=hit[0].order if hit else event.order if event else None,
+        values={"stage": "serving"},
+    )
+
+
+def swap_exhausted(facts: Facts) -> Finding | None:
+    """V0's swap space in host memory is full."""
+    hit = facts.failing("vllm.swap_lack")
+    if hit is None:
+        return None
+    failure, _ = hit
+    load = facts.load_before(failure.line)
+    return found(
+        facts,
+        "cpu_swap_exhausted",
+        0.95,
+        "Preempted sequences did not fit the CPU swap space that V0 keeps for them; neither the host's RAM nor its swap file is full.",
+        [
+            *cite_failure(failure),
+            *([cite(load.line)] if load else []),
+            *cite_arguments(facts.engine, ("--swap-space",)),
+        ],
+        strength=NAMED_CHECK,
+        order=failure.order,
+        values={"stage": "serving", "kv_usage_ratio": load.kv_usage_ratio if load else None},
+    )
+
+
+def preemption_storm(facts: Facts) -> Finding | None:
+    """V0 preempts again and again."""
+    events = facts.run.all("vllm.preempt_v0") if facts.run else []
+    if not events:
+        events = facts.run.all("vllm.preempt_v0_cut") if facts.run else []
+    points = points_of(facts)
+    minutes, count = _preemptions(events, points)
+    if count is None or count < 2:
+        return None
+    rate = count / minutes if minutes else None
+    if rate is not None and rate < _STORM_PER_MINUTE and count < 100:
+        return None
+    mode = events[-1].fields.get("mode") if events else "RECOMPUTE"
+    swapped = max((p.swapped or 0 for p in points), default=0)
+    cause = (
+        "kv_preempt_swap_storm" if mode == "SWAP" or swapped > 0 else "kv_preempt_recompute_storm"
+    )
+    last = points[-1] if points else None
+    sentence = (
+        f"The KV cache is too small for the running requests: {format_count(count)} preemptions"
+        + (f" in {format_duration(minutes * 60)}" if minutes else "")
+        + (
+            ", each throws computed tokens away."
+            if cause.endswith("recompute_storm")
+            else ", each copies a sequence to host memory and back."
+        )
+    )
+    evidence = [cite(events[0].line), cite(events[-1].line)] if events else []
+    evidence += [p.evidence for p in points[-1:]]
+    return found(
+        facts,
+        cause,
+        0.88 if events else 0.75,
+        sentence,
+        evidence,
+        strength=COUNTERS,
+        risk=True,
+        order=events[-1].order if events else None,
+        values={
+            "preemptions_per_minute": rate,
+            "running": last.running if last else None,
+            "waiting": last.waiting if last else None,
+            "kv_usage_ratio": last.kv if last else None,
+        },
+    )
+
+
+def _preemptions(
+    events: Sequence[Any], points: Sequence[Point]
+) -> tuple[float | None, float | None]:
+    """Minutes and number of preemptions, from log lines or from the counter."""
+    if events:
+        counts = [e.fields["preemption_count"] for e in events if "preemption_count" in e.fields]
+        times = [e.line.at for e in events if e.line.at is not None]
+        total = (
+            float(counts[-1] - (counts[0] - 1 if counts[0] > 1 else 0))
+            if counts
+            else float(len(events))
+        )
+        if counts and len(counts) > 1 and counts[-1] < counts[0]:
+            total = float(counts[-1])
+        minutes = (times[-1] - times[0]) / 60 if len(times) > 1 else None
+        return (minutes or None), max(total, float(len(events)))
+    counted = [p for p in points if p.preemptions_total is not None]
+    if len(counted) < 2:
+        return None, None
+    grown = sum(
+        max(0.0, (b.preemptions_total or 0) - (a.preemptions_total or 0))
+        for a, b in zip(counted, counted[1:], strict=False)
+    )
+    begin = next(
+        (
+            i
+            for i, (a, b) in enumerate(zip(counted, counted[1:], strict=False))
+            if (b.preemptions_total or 0) > (a.preemptions_total or 0)
+        ),
+        0,
+    )
+    first, last = counted[begin].at, counted[-1].at
+    minutes = (
+        (last - first) / 60 if first is not None and last is not None and last > first else None
+    )
+    return minutes, grown
+
+
+def retraction_storm(facts: Facts) -> Finding | None:
+    """SGLang sends running requests back to the queue."""
+    events = facts.run.all("sglang.retract") if facts.run else []
+    if not events or facts.failing("sglang.pool_alloc", "sglang.pool_alloc_old"):
+        return None
+    times = [e.line.at for e in events if e.line.at is not None]
+    window = max(times) - min(times) if len(times) > 1 else 0.0
+    # SGLang's documentation accepts about one a minute.
+    if len(events) < 2 or (window > 0 and len(events) / (window / 60) < 1.5):
+        return None
+    load = facts.load_before(events[-1].line)
+    return found(
+        facts,
+        "kv_retract_storm",
+        0.9,
+        f"The KV pool is full and {format_count(len(events))} times running requests were sent back to the queue within {format_duration(max(window, 1))}; the server lives, its work is thrown away.",
+        [cite(events[0].line), cite(events[-1].line), *([cite(load.line)] if load else [])],
+        strength=COUNTERS,
+        risk=True,
+        order=events[-1].order,
+        values={
+            "running": load.running if load else None,
+            "waiting": load.waiting if load else None,
+            "kv_usage_ratio": load.kv_usage_ratio if load else None,
+        },
+    )
+
+
+def never_fits(facts: Facts) -> Finding | None:
+    """A request waits for ever, as it can never fit the pool."""
+    gave_up = facts.said("sglang.retract_gave_up", "sglang.still_out", "vllm.input_over_pool_v0")
+    if gave_up is not None:
+        return found(
+            facts,
+            "kv_request_never_fits",
+            0.85,
+            "One request alone does not fit the KV pool.",
+            [cite(gave_up.line)],
+            strength=NAMED_CHECK,
+            order=gave_up.order,
+            values={
+                "kv_tokens": facts.engine.kv_tokens,
+                "max_model_len": facts.engine.max_model_len,
+            },
+        )
+    points = points_of(facts)
+    tail: list[Point] = []
+    for point in reversed(points):
+        if (point.running or 0) == 0 and (point.waiting or 0) >= 1 and (point.kv or 0) < 0.05:
+            tail.append(point)
+        else:
+            break
+    tail.reverse()
+    if len(tail) < 3:
+        return None
+    first, last = tail[0], tail[-1]
+    flat = (
+        first.generated_total is None
+        or last.generated_total is None
+        or last.generated_total <= first.generated_total + (points[0].generated_total or 0) * 0
+        or _flat(tail)
+    )
+    seconds = last.at - first.at if first.at is not None and last.at is not None else None
+    if not flat or (seconds is not None and seconds < 30):
+        return None
+    engine = facts.engine
+    small = (
+        engine.kv_tokens is not None
+        and engine.max_model_len is not None
+        and engine.kv_tokens < engine.max_model_len
+    )
+    override = facts.argument("--num-gpu-blocks-override") or (
+        facts.said("vllm.blocks_override") is not None
+    )
+    pool = (
+        f" The pool holds {format_count(engine.kv_tokens)} tokens, the length allows {format_count(engine.max_model_len)}."
+        if small
+        else ""
+    )
+    evidence: list[Evidence] = [first.evidence, last.evidence]
+    evidence += [
+        cite(e.line)
+        for e in (
+            facts.said("vllm.blocks_override"),
+            facts.said("vllm.kv_tokens"),
+            facts.said("vllm.concurrency"),
+        )
+        if e
+    ]
+    return found(
+        facts,
+        "kv_request_never_fits",
+        0.9 if small or override else 0.75,
+        f"A request waits{f' since {format_duration(seconds)}' if seconds else ''} with nothing running and an empty KV cache: it needs more than the whole pool and will never start.{pool}",
+        evidence,
+        strength=COUNTERS,
+        values={
+            "waiting": last.waiting,
+            "running": 0,
+            "kv_usage_ratio": last.kv,
+            "kv_tokens": engine.kv_tokens,
+            "max_model_len": engine.max_model_len,
+            "override": bool(override),
+        },
+    )
+
+
+def _flat(points: Sequence[Point]) -> bool:
+    totals = [p.generated_total for p in points if p.generated_total is not None]
+    half = totals[len(totals) // 2 :]
+    return len(half) < 2 or half[-1] <= half[0]
+
+
+def blocks_not_returned(facts: Facts) -> Finding | None:
+    """The pool stays full although the traffic is gone."""
+    points = [p for p in points_of(facts) if p.kv is not None]
+    tail = points[-max(6, len(points) // 3) :]
+    if len(tail) < 6 or any((p.kv or 0) < _HIGH for p in tail):
+        return None
+    usual = sorted(p.running or 0 for p in points)[len(points) * 3 // 4]
+    idle = [p for p in tail if (p.running or 0) <= 1]
+    seconds = (
+        tail[-1].at - tail[0].at if tail[-1].at is not None and tail[0].at is not None else 0.0
+    )
+    tokens_each = _tokens_per_request(facts)
+    impossible = tokens_each is not None and any(
+        (p.running or 0) * tokens_each < 0.3 * (p.kv or 0) * (facts.engine.kv_tokens or 0)
+        for p in idle
+    )
+    # One long request may fill a small pool; several idle moments of a full pool cannot be explained.
+    empty = [p for p in tail if (p.running or 0) == 0]
+    if (
+        not (len(empty) >= 2 or (impossible and len(idle) >= 3))
+        or seconds < 60
+        or usual > 64
+        and len(empty) < 2
+    ):
+        return None
+    return found(
+        facts,
+        "kv_pool_leak",
+        0.85,
+        f"The KV cache stays at {tail[-1].kv:.0%} for {format_duration(seconds)} although at most {format_count(max(p.running or 0 for p in idle))} requests run: blocks are not given back.",
+        [empty[0].evidence if empty else idle[0].evidence, tail[-1].evidence],
+        strength=COUNTERS,
+        values={
+            "kv_usage_ratio": tail[-1].kv,
+            "running": tail[-1].running,
+            "waiting": tail[-1].waiting,
+        },
+    )
+
+
+def _tokens_per_request(facts: Facts) -> float | None:
+    return float(facts.engine.max_model_len) if facts.engine.max_model_len else None
+
+
+def saturation(facts: Facts) -> Finding | None:
+    """The KV cache is full and requests queue for it."""
+    points = [p for p in points_of(facts) if p.kv is not None]
+    if not points:
+        return None
+    full = [p for p in points if (p.kv or 0) >= _HIGH and (p.waiting or 0) > 0]
+    if not full:
+        return None
+    worst = max(full, key=lambda p: ((p.kv or 0) >= _FULL, p.waiting or 0))
+    last = points[-1]
+    sliding = _shrinking(points)
+    # At the end, or long enough to be no blip, or running falls while waiting rises: preemption
+    # without a line, since V1 never logs one and its counter comes late (seen on 0.32).
+    at_end = last in full and ((last.kv or 0) >= _FULL or (last.waiting or 0) >= 2)
+    if not (at_end or sliding or len(full) >= 3):
+        return None
+    evidence = [p.evidence for p in ([full[0], worst, last] if at_end else [full[0], worst])]
+    unique = list({(e.where, e.text): e for e in evidence}.values())
+    return found(
+        facts,
+        "kv_saturation",
+        0.85 if at_end or sliding else 0.7,
+        f"The KV cache is full ({worst.kv:.0%}) and {format_count(worst.waiting)} requests wait with {format_count(worst.running)} running: the pool, not the card, limits this server.",
+        unique,
+        strength=COUNTERS,
+        risk=True,
+        values={
+            "kv_usage_ratio": worst.kv,
+            "running": worst.running,
+            "waiting": worst.waiting,
+            "kv_tokens": facts.engine.kv_tokens,
+            "max_model_len": facts.engine.max_model_len,
+        },
+        unseen=()
+        if facts.series.engine or not facts.run
+        else ("Preemptions: vLLM V1 logs none; its counter vllm:num_preemptions_total tells.",)
+        if facts.engine.engine == "vllm"
+        else (),
+    )
+
+
+def _shrinking(points: Sequence[Point]) -> bool:
+    """Whether running falls while waiting rises at a full pool, over three points."""
+    for a, b, c in zip(points, points[1:], points[2:], strict=False):
+        if (
+            all((p.kv or 0) >= _HIGH for p in (b, c))
+            and (a.running or 0) > (b.running or 0) > (c.running or 0)
+            and (a.waiting or 0) < (c.waiting or 0)
+            and (c.waiting or 0) > 1
+        ):
+            return True
+    return False
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    pool_allocation,
+    state_pool,
+    request_slots,
+    swap_exhausted,
+    preemption_storm,
+    retraction_storm,
+    never_fits,
+    blocks_not_returned,
+    saturation,
+)

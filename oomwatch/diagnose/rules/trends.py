@@ -1,0 +1,287 @@
+"""Growth that only a series shows: leaks of the host and of the card, and their harmless twin.
+
+Growth without a plateau is a leak; growth that ends is a warm-up. The series must cover more than
+the warm-up before either is said.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oomwatch.diagnose.facts import Facts, cite
+from oomwatch.diagnose.rules.findings import ARITHMETIC, REQUEST, TREND, Rule, found
+from oomwatch.diagnose.rules.startup_allocations import gpu_failure
+from oomwatch.diagnose.series import HolderTrend, ProcessTrend, Trend, has_settled, is_growing
+from oomwatch.records import Evidence, Finding
+from oomwatch.units import GIB, MIB, format_bytes, format_duration
+
+_LEAST_SECONDS: Final = 600.0
+_STEP_SHARE: Final = 0.5
+
+
+def gpu_growth(facts: Facts) -> Finding | None:
+    """The engine's own GPU memory rises from one idle moment to the next while the KV pool is fixed."""
+    holder = _growing_holder(facts)
+    if holder is None or holder.used.seconds < _LEAST_SECONDS:
+        return None
+    failure = gpu_failure(facts)
+    used = holder.used
+    if failure is not None and used.seconds < 1800:
+        # A minute of filling up before a failure is a peak or a buffer, not a leak.
+        return None
+    grammar = _grammar_requests(facts)
+    total = facts.series.gpu_totals.get(holder.gpu)
+    free = facts.series.gpu_free.get(holder.gpu)
+    eta = free.last / used.slope_per_second if free and used.slope_per_second > 0 else None
+    values = {
+        "grown_bytes": round(used.grown),
+        "slope_bytes_per_second": used.slope_per_second,
+        "eta_seconds": eta,
+        "pid": holder.pid,
+        "process_name": holder.name,
+        "total_bytes": total,
+        "free_bytes": round(free.last) if free else None,
+        "multimodal": facts.multimodal or None,
+    }
+    evidence = [
+        Evidence(
+            "nvml",
+            str(holder.pid),
+            at=holder.last_seen,
+            text=f"{holder.name} (PID {holder.pid}) on GPU {holder.gpu}: {format_bytes(used.first)} to {format_bytes(used.last)} in {format_duration(used.seconds)}",
+            value=round(used.last),
+            unit="bytes",
+        )
+    ]
+    if failure is not None:
+        evidence.append(cite(failure.line))
+    strength, order = (ARITHMETIC, -1) if failure is not None else (TREND, None)
+    if grammar is not None and grammar >= 10:
+        each = used.grown / grammar
+        return found(
+            facts,
+            "structured_output_growth",
+            0.85,
+            f"GPU memory grows by {format_bytes(each)} with every request that uses a grammar ({format_bytes(used.grown)} over {grammar:.0f} requests), and never falls back.",
+            [*evidence, _counter(facts, "num_grammar_total", grammar)],
+            strength=strength,
+            order=order,
+            values=values,
+            risk=failure is None,
+        )
+    return found(
+        facts,
+        "gpu_leak_growth",
+        0.85,
+        f"The engine's GPU memory grew by {format_bytes(used.grown)} in {format_duration(used.seconds)} and does not level off, although its KV pool has a fixed size: a leak.",
+        evidence,
+        strength=strength,
+        order=order,
+        values=values,
+        risk=failure is None,
+    )
+
+
+def _growing_holder(facts: Facts) -> HolderTrend | None:
+    mine = [h for h in facts.series.holders if not facts.tree_pids or h.pid in facts.tree_pids]
+    growing = [
+        h
+        for h in mine
+        if is_growing(h.used, least_bytes=300 * MIB, least_share=0.006) and not _one_step(h.used)
+    ]
+    return max(growing, key=lambda h: h.used.grown, default=None)
+
+
+def _one_step(trend: Trend) -> bool:
+    """Whether the rise is one jump: filling the card at start, or a last peak."""
+    return (
+        trend.high - trend.last > _STEP_SHARE * trend.grown
+        or trend.first < 0.3 * trend.last
+        and trend.late_slope_per_second * trend.seconds < 0.2 * trend.grown
+    )
+
+
+def _grammar_requests(facts: Facts) -> float | None:
+    counted = [
+        s.extra["num_grammar_total"] for s in facts.series.engine if "num_grammar_total" in s.extra
+    ]
+    return counted[-1] - counted[0] if len(counted) > 1 else None
+
+
+def _counter(facts: Facts, name: str, grown: float) -> Evidence:
+    return Evidence(
+        "metrics",
+        name,
+        at=facts.series.ended_at,
+        text=f"{name} grew by {grown:g} in the window",
+        value=grown,
+        unit="requests",
+    )
+
+
+def foreign_growth(facts: Facts) -> Finding | None:
+    """Another process on the card grows into this engine's headroom."""
+    if not facts.tree_pids:
+        return None
+    foreign = [
+        h
+        for h in facts.series.holders
+        if h.pid not in facts.tree_pids
+        and h.used.last > GIB
+        and is_growing(h.used, least_bytes=512 * MIB)
+    ]
+    if not foreign:
+        return None
+    holder = max(foreign, key=lambda h: h.used.grown)
+    free = facts.series.gpu_free.get(holder.gpu)
+    eta = (
+        free.last / holder.used.slope_per_second
+        if free and holder.used.slope_per_second > 0
+        else None
+    )
+    return found(
+        facts,
+        "colocated_tenant",
+        0.8,
+        f"{holder.name} (PID {holder.pid}), no part of this engine, grew to {format_bytes(holder.used.last)} on the same GPU.",
+        [
+            Evidence(
+                "nvml",
+                str(holder.pid),
+                at=holder.last_seen,
+                text=f"{holder.name}: {format_bytes(holder.used.first)} to {format_bytes(holder.used.last)}",
+                value=round(holder.used.last),
+                unit="bytes",
+            )
+        ],
+        strength=TREND,
+        risk=True,
+        values={
+            "other_process_bytes": round(holder.used.last),
+            "other_pids": [holder.pid],
+            "eta_seconds": eta,
+            "process_name": holder.name,
+        },
+    )
+
+
+def host_growth(facts: Facts) -> Finding | None:
+    """A process of the engine grows in host memory without a plateau."""
+    grown = [
+        p for p in _own_processes(facts) if is_growing(p.rss) and p.rss.seconds >= _LEAST_SECONDS
+    ]
+    if not grown:
+        return None
+    grown.sort(key=lambda p: -p.rss.grown)
+    lead = grown[0]
+    alike = [p for p in grown if p.rss.grown > 0.5 * lead.rss.grown]
+    slope = sum(p.rss.slope_per_second for p in alike)
+    available = facts.series.available
+    total = facts.series.host_total_bytes
+    eta = available.last / slope if available and slope > 0 else None
+    exhausted = bool(available and total and available.last < 0.08 * total)
+    cache = facts.run.all("llama.prompt_cache") if facts.run else []
+    values = {
+        "grown_bytes": round(sum(p.rss.grown for p in alike)),
+        "slope_bytes_per_second": slope,
+        "eta_seconds": eta,
+        "pid": lead.pid,
+        "process_name": lead.name,
+        "host_total_bytes": total,
+        "host_free_bytes": round(available.last) if available else None,
+    }
+    evidence = [_rss(p) for p in alike[:4]]
+    if available:
+        evidence.append(
+            Evidence(
+                "process",
+                "MemAvailable",
+                at=facts.series.ended_at,
+                text=f"host memory available {format_bytes(available.first)} to {format_bytes(available.last)}",
+                value=round(available.last),
+                unit="bytes",
+            )
+        )
+    if cache and _stepwise(facts, lead):
+        return found(
+            facts,
+            "host_cache_growth",
+            0.8,
+            f"{lead.name} grows in host memory with every prompt state it stores ({format_bytes(lead.rss.grown)} in {format_duration(lead.rss.seconds)}).",
+            [*evidence, cite(cache[-1].line)],
+            strength=TREND,
+            values=values,
+            risk=not exhausted,
+        )
+    who = (
+        f"{lead.name} (PID {lead.pid})"
+        if len(alike) == 1
+        else f"{len(alike)} processes such as {lead.name} (PID {lead.pid})"
+    )
+    return found(
+        facts,
+        "host_ram_leak",
+        0.87,
+        f"{who} grew by {format_bytes(lead.rss.grown)}{' each' if len(alike) > 1 else ''} of host memory in {format_duration(lead.rss.seconds)} without levelling off; GPU memory stays flat.",
+        evidence,
+        strength=TREND,
+        values=values,
+        risk=not exhausted,
+    )
+
+
+def _own_processes(facts: Facts) -> list[ProcessTrend]:
+    return [p for p in facts.series.processes if not facts.tree_pids or p.pid in facts.tree_pids]
+
+
+def _rss(process: ProcessTrend) -> Evidence:
+    rss = process.rss
+    return Evidence(
+        "process",
+        str(process.pid),
+        at=process.last_seen,
+        text=f"{process.name} (PID {process.pid}) resident {format_bytes(rss.first)} to {format_bytes(rss.last)} in {format_duration(rss.seconds)}",
+        value=round(rss.last),
+        unit="bytes",
+    )
+
+
+def _stepwise(facts: Facts, process: ProcessTrend) -> bool:
+    states = [
+        e.fields.get("state_bytes", 0)
+        for e in (facts.run.all("llama.prompt_cache") if facts.run else [])
+    ]
+    return bool(states) and process.rss.grown > 0.3 * max(states)
+
+
+def warm_up(facts: Facts) -> Finding | None:
+    """Growth that has ended: tables that fill once, not a leak."""
+    settled = [
+        p
+        for p in _own_processes(facts)
+        if has_settled(p.rss, least_bytes=512 * MIB)
+        and p.rss.seconds >= _LEAST_SECONDS
+        and p.rss.first > 256 * MIB
+    ]
+    if not settled:
+        return None
+    lead = max(settled, key=lambda p: p.rss.grown)
+    if (
+        facts.failures
+        or facts.run is not None
+        and facts.run.stage not in ("init", "ready", "serving")
+        and lead.rss.seconds < 1800
+    ):
+        return None
+    return found(
+        facts,
+        "bounded_warmup_growth",
+        0.8,
+        f"{lead.name} (PID {lead.pid}) grew by {format_bytes(lead.rss.grown)} of host memory and has been flat since: a warm-up, not a leak.",
+        [_rss(lead)],
+        strength=REQUEST,
+        values={"grown_bytes": round(lead.rss.grown), "pid": lead.pid, "process_name": lead.name},
+    )
+
+
+RULES: Final[tuple[Rule, ...]] = (gpu_growth, foreign_growth, host_growth, warm_up)

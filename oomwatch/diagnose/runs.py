@@ -1,0 +1,393 @@
+"""From events to runs: one start of one engine, with what it said about itself and how it went.
+
+A log may hold several starts, of several processes each. A start begins with a banner (or the
+engine's own banner where there is no server) after the run before has got somewhere or has failed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from oomwatch.diagnose.events import Extractor, Failure, LogEvent
+from oomwatch.records import LogLine
+
+STAGES: Final = (
+    "init",
+    "load",
+    "loaded",
+    "profile",
+    "kv",
+    "capture",
+    "captured",
+    "ready",
+    "serving",
+)
+"""How far a start has come, in order."""
+
+_STAGE_OF: Final[Mapping[str, str]] = {
+    "vllm.load_begin": "load",
+    "vllm.shards": "load",
+    "vllm.shards_loaded": "loaded",
+    "vllm.weights_v0": "loaded",
+    "vllm.weights_v1": "loaded",
+    "vllm.encoder_cache": "profile",
+    "vllm.compile_begin": "profile",
+    "vllm.kv_available": "kv",
+    "vllm.blocks": "kv",
+    "vllm.kv_tokens": "kv",
+    "vllm.kv_fixed": "kv",
+    "vllm.capture_notice": "capture",
+    "vllm.captured": "captured",
+    "vllm.init_done": "captured",
+    "sglang.load_begin": "load",
+    "sglang.load_end": "loaded",
+    "sglang.kv_allocated": "kv",
+    "sglang.pool_end": "kv",
+    "sglang.capture_begin": "capture",
+    "sglang.capture_end": "captured",
+    "sglang.capacity": "captured",
+    "sglang.ready": "ready",
+    "uvicorn.ready": "ready",
+    "uvicorn.served": "serving",
+    "tgi.connected": "ready",
+    "tgi.served": "serving",
+    "llama.ready": "ready",
+}
+_BANNERS: Final = frozenset(
+    {"vllm.api_banner", "vllm.logo_version", "vllm.plain_banner", "sglang.server_args", "tgi.args"}
+)
+_ENGINE_OF: Final = (
+    ("vllm.", "vllm"),
+    ("sglang.", "sglang"),
+    ("tgi.", "tgi"),
+    ("lmdeploy.", "lmdeploy"),
+    ("llama.", "llama.cpp"),
+)
+_FIELD: Final = re.compile(r"(\w+)=('[^']*'|\"[^\"]*\"|\{[^{}]*\}|[^,\s]+)")
+_OFFLINE_BAR: Final = re.compile(r"^Processed prompts:\s+(\d+)%")
+_HEADINGS: Final = ("# ", "## ", "### ", "#### ", "<h1", "<h2", "<p>", "<!DOCTYPE")
+_MAX_STATS: Final = 20_000
+_MAX_EVENTS: Final = 4_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Load:
+    """One periodic load line: requests and KV use at that moment."""
+
+    line: LogLine
+    running: float | None = None
+    waiting: float | None = None
+    swapped: float | None = None
+    kv_usage_ratio: float | None = None
+    cpu_kv_ratio: float | None = None
+    generation_rate: float | None = None
+    prompt_rate: float | None = None
+    preemptions: float | None = None
+    pools: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Usage of further pools by name (swa, mamba, full), 0..1."""
+
+
+@dataclasses.dataclass(slots=True)
+class Run:
+    """One start of one engine, as the log tells it."""
+
+    engine: str | None = None
+    version: str | None = None
+    generation: str | None = None
+    model: str | None = None
+    architecture: str | None = None
+    printed: str | None = None
+    """The arguments as the server printed them: a Namespace, a dict or ServerArgs."""
+    config: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Fields of the engine's configuration banner."""
+    stage: str = "init"
+    served: bool = False
+    numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Figures the start measured; the last rank to print wins, see `by_rank`."""
+    by_rank: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    """Figure name to process or rank to value, where ranks may differ."""
+    loads: list[Load] = dataclasses.field(default_factory=list)
+    events: list[LogEvent] = dataclasses.field(default_factory=list)
+    failures: list[Failure] = dataclasses.field(default_factory=list)
+    first: LogLine | None = None
+    last: LogLine | None = None
+    ended: LogEvent | None = None
+    """The first line that says the server was asked to stop, or that it was killed."""
+    lines: int = 0
+    pids: set[int] = dataclasses.field(default_factory=set)
+    devices: dict[str, str] = dataclasses.field(default_factory=dict)
+    prefixed_lines: int = 0
+    """Lines that carry an engine's own prefix, outside Markdown fences."""
+    is_document: bool = False
+    """Whether this is prose that quotes logs (a README, an issue), so that nothing in it happened."""
+
+    def find(self, *ids: str) -> LogEvent | None:
+        """The first event of one of these patterns, or None."""
+        return next((event for event in self.events if event.pattern.id in ids), None)
+
+    def find_last(self, *ids: str) -> LogEvent | None:
+        """The last event of one of these patterns, or None."""
+        return next((event for event in reversed(self.events) if event.pattern.id in ids), None)
+
+    def all(self, *ids: str) -> list[LogEvent]:
+        """Every event of these patterns."""
+        return [event for event in self.events if event.pattern.id in ids]
+
+    def reached(self, stage: str) -> bool:
+        """Whether the start got as far as this stage."""
+        return STAGES.index(self.stage) >= STAGES.index(stage)
+
+    def _advance(self, stage: str) -> None:
+        if STAGES.index(stage) > STAGES.index(self.stage):
+            self.stage = stage
+        if stage in ("ready", "serving"):
+            self.served = self.served or stage == "serving"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the run holds nothing that an engine said."""
+        return self.engine is None and not self.failures and not self.events and not self.loads
+
+
+class RunBuilder:
+    """Collects the runs of one log, fed line by line."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = [Run()]
+        self._extractor = Extractor()
+        self._banner_pid: tuple[str | None, int | None] | None = None
+        self._fenced = False
+        self._fences = 0
+        self._headings = 0
+        self._wrapped = 0
+        self._prefixed = 0
+
+    def feed(self, line: LogLine) -> None:
+        """Take the next line."""
+        run = self.runs[-1]
+        run.lines += 1
+        self._look_at_form(line)
+        for item in self._extractor.feed(line):
+            self._take(item)
+        run = self.runs[-1]
+        if run.first is None:
+            run.first = line
+        run.last = line
+        if line.pid is not None and line.prefixed and len(run.pids) < 4096:
+            run.pids.add(line.pid)
+        bar = _OFFLINE_BAR.match(line.text)
+        if bar is not None and int(bar[1]) > 0:
+            run._advance("serving")  # noqa: SLF001 - the builder fills the run
+
+    def _look_at_form(self, line: LogLine) -> None:
+        text = line.text
+        if line.prefixed and not self._fenced:
+            self._prefixed += 1
+            self.runs[-1].prefixed_lines += 1
+        if line.stream is not None or line.at is not None and not line.prefixed:
+            self._wrapped += 1
+        if not line.prefixed:
+            stripped = text.lstrip()
+            if stripped.startswith(("```", "~~~")):
+                self._fenced = not self._fenced
+                self._fences += 1
+            elif text.startswith(_HEADINGS):
+                self._headings += 1
+
+    @property
+    def _is_document(self) -> bool:
+        """Prose with quotes: Markdown fences or headings, and no line a program wrote outside them."""
+        if self._prefixed > 0 or self._wrapped > 0:
+            return False
+        return self._fences >= 2 or self._headings >= 2  # noqa: PLR2004 - one may be chance
+
+    def close(self) -> list[Run]:
+        """Every run that said something, oldest first."""
+        for item in self._extractor.close():
+            self._take(item)
+        for run in self.runs:
+            run.is_document = self._is_document
+        return [run for run in self.runs if not run.is_empty] or self.runs[-1:]
+
+    def _take(self, item: LogEvent | Failure) -> None:
+        if isinstance(item, Failure):
+            self.runs[-1].failures.append(item)
+            return
+        if self._starts_run(item):
+            self.runs.append(Run())
+        _absorb(self.runs[-1], item)
+
+    def _starts_run(self, event: LogEvent) -> bool:
+        run = self.runs[-1]
+        identity = event.pattern.id
+        if identity in _BANNERS:
+            who = (event.line.process, event.line.pid)
+            repeated = who == self._banner_pid or (
+                # Several API servers of one start each print the banner, close together.
+                who[0] is not None
+                and self._banner_pid is not None
+                and self._banner_pid[0] is not None
+                and who[0] != self._banner_pid[0]
+                and not run.failures
+                and run.ended is None
+            )
+            first_line = identity != "vllm.logo_version" or who != self._banner_pid
+            self._banner_pid = who
+            if run.is_empty or (run.engine is None and not run.failures):
+                return False
+            if who[1] is not None and repeated:
+                return False
+            return first_line and (
+                run.reached("load")
+                or bool(run.failures)
+                or run.ended is not None
+                or _has_banner(run)
+            )
+        if identity == "vllm.engine_banner":
+            before = run.find("vllm.engine_banner")
+            return (
+                before is not None
+                and before.line.process == event.line.process
+                and before.line.rank == event.line.rank
+                and (before.line.pid != event.line.pid or event.line.pid is None)
+                and (run.reached("load") or bool(run.failures))
+            )
+        return False
+
+
+def build_runs(lines: Iterable[LogLine]) -> list[Run]:
+    """The runs of a log, oldest first."""
+    builder = RunBuilder()
+    for line in lines:
+        builder.feed(line)
+    return builder.close()
+
+
+def _has_banner(run: Run) -> bool:
+    return any(event.pattern.id in _BANNERS for event in run.events)
+
+
+def _absorb(run: Run, event: LogEvent) -> None:
+    pattern, fields = event.pattern, event.fields
+    for prefix, engine in _ENGINE_OF:
+        if pattern.id.startswith(prefix) and (
+            run.engine is None or (pattern.kind == "identity" and not _has_banner(run))
+        ):
+            # Shared words ("hit an exception") must not name the engine.
+            if pattern.kind in ("identity", "stage", "capacity", "stats", "pressure"):
+                run.engine = engine
+            break
+    if pattern.kind == "stats":
+        _add_load(run, event)
+        return
+    stage = _STAGE_OF.get(pattern.id)
+    if stage is not None:
+        run._advance(stage)  # noqa: SLF001
+    if pattern.kind == "lifecycle" and run.ended is None:
+        run.ended = event
+    if pattern.id == "uvicorn.served":
+        return
+    if pattern.kind in ("capacity", "stage"):
+        _add_numbers(run, event)
+    elif pattern.kind == "identity":
+        _add_identity(run, fields)
+    if pattern.id in ("vllm.shards", "vllm.capture_notice") and run.find(pattern.id) is not None:
+        return
+    if len(run.events) < _MAX_EVENTS:
+        run.events.append(event)
+
+
+def _add_identity(run: Run, fields: Mapping[str, Any]) -> None:
+    for name in ("version", "generation", "model", "architecture"):
+        value = fields.get(name)
+        if value and getattr(run, name) is None:
+            setattr(run, name, value)
+    arguments = fields.get("arguments")
+    if arguments and run.printed is None:
+        run.printed = arguments
+    config = fields.get("config")
+    if config:
+        for key, value in _FIELD.findall(config[:8192]):
+            run.config.setdefault(key, value.strip("'\""))
+        run.model = run.model or run.config.get("model")
+    for name in ("max_model_tokens", "batched_tokens", "kv_dtype"):
+        if name in fields:
+            run.numbers[name] = fields[name]
+
+
+def _add_numbers(run: Run, event: LogEvent) -> None:
+    who = event.line.process or event.line.rank or str(event.line.pid or "")
+    if event.line.rank and event.line.process:
+        who = f"{event.line.process} {event.line.rank}"
+    draft = event.pattern.id == "sglang.load_end" and "weights_bytes" in run.numbers
+    for name, value in event.fields.items():
+        if isinstance(value, str):
+            continue
+        if draft and name in ("weights_bytes", "avail_bytes"):
+            continue
+        if event.pattern.id.startswith("sglang.capture") and name == "graph_bytes":
+            value = value + run.numbers.get("graph_bytes", 0)  # noqa: PLW2901 - target and draft graphs add up
+        run.numbers[name] = value
+        ranks = run.by_rank.setdefault(name, {})
+        if len(ranks) < 4096:
+            ranks[who] = value
+    for name in ("kv_dtype", "device"):
+        if isinstance(event.fields.get(name), str):
+            run.devices[name] = event.fields[name]
+
+
+def _add_load(run: Run, event: LogEvent) -> None:
+    fields = dict(event.fields)
+    if "fields" in fields:
+        load = _sglang_load(event.line, fields["fields"])
+    else:
+        load = Load(
+            line=event.line,
+            running=fields.get("running_count"),
+            waiting=fields.get("waiting_count"),
+            swapped=fields.get("swapped_count"),
+            kv_usage_ratio=fields.get("kv_ratio"),
+            cpu_kv_ratio=fields.get("cpu_kv_ratio"),
+            generation_rate=fields.get("generation_rate"),
+            prompt_rate=fields.get("prompt_rate"),
+            preemptions=fields.get("preemption_count"),
+        )
+    if load.kv_usage_ratio is None and load.running is None:
+        return
+    if (load.running or 0) > 0 or (load.generation_rate or 0) > 0 or (load.waiting or 0) > 0:
+        run._advance("serving")  # noqa: SLF001
+    else:
+        run._advance("ready")  # noqa: SLF001
+    if len(run.loads) >= _MAX_STATS:
+        # Keep the shape: drop every second of the older half.
+        half = len(run.loads) // 2
+        run.loads[:half] = run.loads[:half:2]
+    run.loads.append(load)
+
+
+def _sglang_load(line: LogLine, text: str) -> Load:
+    values: dict[str, float] = {}
+    for part in text[:2000].split(", "):
+        name, separator, number = part.partition(": ")
+        if separator:
+            try:
+                values[name.strip()] = float(number.strip().rstrip(","))
+            except ValueError:
+                continue
+    pools = {
+        name.removesuffix(" token usage").removesuffix(" usage"): value
+        for name, value in values.items()
+        if name.endswith(" usage") and name != "token usage"
+    }
+    usage = values.get("token usage", max(pools.values(), default=None) if pools else None)
+    return Load(
+        line=line,
+        running=values.get("#running-req"),
+        waiting=values.get("#queue-req"),
+        kv_usage_ratio=usage,
+        generation_rate=values.get("gen throughput (token/s)"),
+        pools={name: value for name, value in pools.items() if name in ("full", "swa", "mamba")},
+    )
