@@ -1,49 +1,281 @@
-"""`oomwatch plan`: does a server command fit, how much does it hold, what would each flag change."""
+"""`oomwatch plan`: does a server command fit, what does it hold, what would each flag change."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from typing import Any
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from oomwatch.errors import OomwatchError, SourceError, UsageError
 
-@click.command(name="plan", context_settings={"ignore_unknown_options": False})
-@click.option("--model-config", type=click.Path(), help="config.json, or a folder with one.")
-@click.option("--gpu", help="Card: h100-80gb, l40s, … or its NVML name.")
-@click.option("--gpu-count", type=click.IntRange(1, 100_000), help="GPUs that are there.")
-@click.option("--gpu-total-gib", type=click.FloatRange(0.5, 4096), help="Memory CUDA reports.")
-@click.option("--available-kv-gib", type=float, help="Printed available KV cache memory.")
-@click.option("--weights-gib", type=click.FloatRange(0, 4096), help="Printed size of the weights.")
-@click.option("--engine-version", help="Version of vLLM or SGLang.")
-@click.option("--json", "as_json", is_flag=True, help="JSON (oomwatch.plan/1).")
-@click.argument("server", nargs=-1, type=click.UNPROCESSED)
-def command(**options: Any) -> None:
-    """Plan a server start."""
+if TYPE_CHECKING:
+    from oomwatch.engines.commandline import ServerCommand
+    from oomwatch.memory.config_source import Found
+    from oomwatch.memory.devices import Device
+    from oomwatch.memory.goals import Answer
+    from oomwatch.memory.planner import Plan, PlanInput
+    from oomwatch.records import EngineFacts
+
+EXAMPLES: Final = """\b
+Examples:
+  oomwatch plan --gpu h100-80gb -- vllm serve meta-llama/Llama-3.1-8B-Instruct
+  oomwatch plan --gpu l40s --model-config ./config.json -- vllm serve my-model --max-model-len 32768
+  oomwatch plan --gpu a100-80gb --gpu-count 4 --goal concurrency=64 --context 16384 \\
+      --format args -- vllm serve Qwen/Qwen3-32B
+  oomwatch plan --pid 4242
+"""
+_BYTES_PER_GIB: Final = 2**30
+
+
+@click.command("plan", context_settings={"allow_interspersed_args": False}, epilog=EXAMPLES)
+@click.option("--model-config", metavar="PATH", help="A config.json, or the model's folder.")
+@click.option("--gpu", metavar="NAME", help="The card: h100-80gb, l40s, … or its NVML name.")
+@click.option("--gpu-count", type=click.IntRange(1, 65536), help="GPUs that are there.")
+@click.option(
+    "--gpu-total-gib", type=click.FloatRange(0.5, 8192), help="What CUDA calls its total memory."
+)
+@click.option(
+    "--available-kv-gib",
+    type=click.FloatRange(-8192, 8192),
+    help="Available KV cache memory that a log printed.",
+)
+@click.option("--weights-gib", type=click.FloatRange(0, 8192), help="Weights that a log printed.")
+@click.option("--engine-version", metavar="V", help="Version of vLLM or SGLang.")
+@click.option("--pid", type=click.IntRange(1), help="Plan for the engine of this process.")
+@click.option("--hub", is_flag=True, help="Fetch config.json from the model hub if it is not here.")
+@click.option("--goal", metavar="GOAL", help="concurrency=N, concurrency=max or context=max.")
+@click.option("--context", type=click.IntRange(1), help="Tokens per request, for --goal.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "args", "compose", "k8s"]),
+    default="text",
+    show_default=True,
+    help="args, compose and k8s print a configuration to run.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
+@click.option(
+    "--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True
+)
+@click.argument("server", nargs=-1, type=click.UNPROCESSED, metavar="-- SERVER COMMAND")
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> None:
+    """Say whether a server start fits, what it holds, and what each flag would change."""
+    try:
+        run(options)
+    except OomwatchError as error:
+        click.echo(f"oomwatch: {error}", err=True)
+        ctx.exit(3 if isinstance(error, SourceError) else 2)
+
+
+def run(options: dict[str, Any]) -> None:
+    """Plan and print."""
     from oomwatch.engines.commandline import parse_command
-    from oomwatch.memory import config_source, planner, report, what_if
-    from oomwatch.memory.budget import Known
-    from oomwatch.memory.devices import find_device
-    from oomwatch.units import GIB
-    import dataclasses
+    from oomwatch.memory import goals, planner
 
-    parsed = parse_command(options["server"])
-    model = config_source.load_model(options["model_config"], parsed.model).model
-    device = find_device(options["gpu"])
-    if options["gpu_total_gib"]:
-        device = dataclasses.replace(
-            device, total_bytes=int(options["gpu_total_gib"] * GIB), measured=True
+    form = "json" if options["as_json"] else options["form"]
+    seen = _read_process(options["pid"]) if options["pid"] is not None else None
+    words: tuple[str, ...] = options["server"] or ((seen.command or ()) if seen else ())
+    if not words:
+        raise UsageError(
+            "no server command: write it after --, as in `oomwatch plan --gpu l40s -- vllm serve M`"
         )
-    gib = lambda key: None if options[key] is None else int(options[key] * GIB)
-    given = planner.PlanInput(
-        model=model,
-        device=device,
-        engine=parsed.engine,
-        version=options["engine_version"] or parsed.version,
-        arguments=parsed.arguments,
-        env=parsed.env,
-        gpu_count=options["gpu_count"],
-        known=Known(weights_bytes=gib("weights_gib"), kv_available_bytes=gib("available_kv_gib")),
-    )
+    parsed = parse_command(words, version=options["engine_version"])
+    if parsed.engine not in ("vllm", "sglang"):
+        raise UsageError("the command starts neither vLLM nor SGLang; plan knows these two")
+    found = _find_model(options, parsed)
+    given = _build_input(options, parsed, found, seen)
     now = planner.plan(given)
-    print(json.dumps(report.plan_json(given, now, what_if.what_if(given, now), parsed.model)))
+    answer = None
+    if options["goal"]:
+        goal = goals.parse_goal(options["goal"], options["context"], now.settings.max_model_len)
+        answer = goals.reach(given, now, goal)
+    if form == "json":
+        _print_json(given, now, answer, parsed)
+    elif form == "text":
+        _print_text(options, given, now, answer, parsed=parsed, found=found)
+    else:
+        click.echo(_configuration(form, given, now, answer, parsed), nl=False)
+
+
+# --------------------------------------------------------------------------------------- inputs
+def _find_model(options: dict[str, Any], parsed: ServerCommand) -> Found:
+    from oomwatch.memory.config_source import load_model
+
+    return load_model(options["model_config"], parsed.model, hub=options["hub"])
+
+
+def _build_input(
+    options: dict[str, Any], parsed: ServerCommand, found: Found, seen: EngineFacts | None
+) -> PlanInput:
+    from oomwatch.memory.engine_facts import plan_input
+    from oomwatch.memory.planner import PlanInput
+
+    version = options["engine_version"] or parsed.version or (seen.version if seen else None)
+    device = _device(options, seen)
+    base = plan_input(seen, model=found.model, device=device) if seen else None
+    if base is None:
+        base = PlanInput(
+            model=found.model,
+            device=device,
+            engine=parsed.engine or "vllm",
+            arguments=parsed.arguments,
+            env=parsed.env,
+        )
+    known = dataclasses.replace(base.known, checkpoint_bytes=found.checkpoint_bytes)
+    facts: dict[str, int] = {}
+    for option, field in (
+        ("weights_gib", "weights_bytes"),
+        ("available_kv_gib", "kv_available_bytes"),
+    ):
+        if options[option] is not None:
+            facts[field] = round(options[option] * _BYTES_PER_GIB)
+    known = dataclasses.replace(known, **facts) if facts else known
+    return dataclasses.replace(base, version=version, gpu_count=options["gpu_count"], known=known)
+
+
+def _device(options: dict[str, Any], seen: EngineFacts | None) -> Device:
+    """The card that was named, else the one that the driver shows."""
+    from oomwatch.memory.devices import Device, find_device
+
+    total = options["gpu_total_gib"]
+    if options["gpu"] is None and total is not None:
+        return Device("unnamed card", round(total * _BYTES_PER_GIB), None, measured=True)
+    device = find_device(options["gpu"]) if options["gpu"] else _local_device()
+    if total is not None:
+        return dataclasses.replace(device, total_bytes=round(total * _BYTES_PER_GIB), measured=True)
+    if seen is not None and seen.total_bytes:
+        return dataclasses.replace(device, total_bytes=seen.total_bytes, measured=True)
+    return device
+
+
+def _local_device() -> Device:
+    """The first GPU of this host, from NVML."""
+    from oomwatch.memory.devices import Device, find_device
+    from oomwatch.sources.nvml import read_gpus
+
+    reading = read_gpus()
+    sample = reading.samples[0] if reading.samples else None
+    if sample is None or sample.name is None:
+        raise UsageError("no GPU is named and none is visible here; add --gpu NAME")
+    try:
+        return find_device(sample.name)
+    except UsageError:
+        if sample.total_bytes is None:
+            raise
+        usable = sample.total_bytes - (sample.reserved_bytes or 0)
+        return Device(sample.name, usable, None)
+
+
+def _read_process(pid: int) -> EngineFacts:
+    """The engine that a process belongs to: its command, and what its log already says."""
+    from oomwatch.diagnose.engines import describe_engine
+    from oomwatch.diagnose.inputs import Inputs
+    from oomwatch.diagnose.runs import build_runs
+    from oomwatch.engines.commandline import parse_command
+    from oomwatch.sources.descriptors import read_target
+    from oomwatch.sources.logfile import read_log
+    from oomwatch.sources.procfs import list_processes, read_environment
+
+    tree = list_processes()
+    process = tree.get(pid)
+    if process is None:
+        raise UsageError(f"there is no process {pid}, or it may not be seen")
+    for each in (process, *tree.ancestors(pid)):
+        parsed = parse_command(each.cmdline or ())
+        if parsed.engine in ("vllm", "sglang"):
+            break
+    else:
+        raise UsageError(f"process {pid} belongs to neither vLLM nor SGLang")
+    target = read_target(each.pid, 1)
+    runs = build_runs(read_log(target.path)) if target.path and target.kind == "file" else []
+    env = read_environment(each.pid) or {}
+    chosen = {k: v for k, v in env.items() if k.startswith("VLLM_")}
+    inputs = Inputs(generated_at=0.0, command=shlex.join(each.cmdline or ()))
+    facts = describe_engine(f"pid {each.pid}", runs[-1] if runs else None, inputs, None, ())
+    return dataclasses.replace(
+        facts, command=tuple(each.cmdline or ()), env={**chosen, **facts.env}, fork=parsed.fork
+    )
+
+
+# --------------------------------------------------------------------------------------- output
+def _print_json(given: PlanInput, now: Plan, answer: Answer | None, parsed: ServerCommand) -> None:
+    from oomwatch.memory import report, what_if
+
+    data = report.plan_json(given, now, what_if.what_if(given, now), parsed.model)
+    if answer is not None:
+        data["goal"] = report.answer_json(answer)
+    click.echo(json.dumps(data))
+
+
+def _print_text(
+    options: dict[str, Any],
+    given: PlanInput,
+    now: Plan,
+    answer: Answer | None,
+    *,
+    parsed: ServerCommand,
+    found: Found,
+) -> None:
+    from rich.console import Console
+
+    from oomwatch.engines.commandline import rebuild
+    from oomwatch.memory import text, what_if
+
+    color = options["color"]
+    plain = color == "never" or (color == "auto" and bool(os.environ.get("NO_COLOR")))
+    console = Console(
+        file=sys.stdout,
+        force_terminal=True if color == "always" else None,
+        no_color=plain,
+        highlight=False,
+    )
+    for problem in parsed.problems[:5]:
+        click.echo(f"oomwatch: {problem}", err=True)
+    text.print_plan(
+        console,
+        given,
+        now,
+        name=parsed.model or "model",
+        where=found.note or found.where,
+        formats=what_if.kv_table(given, now),
+        changes=what_if.what_if(given, now),
+    )
+    if answer is not None:
+        text.print_answer(console, answer, rebuild(parsed, answer.set))
+
+
+def _configuration(
+    form: str, given: PlanInput, now: Plan, answer: Answer | None, parsed: ServerCommand
+) -> str:
+    """The command as arguments, Compose or Kubernetes; refused when it could not start."""
+    from oomwatch.engines.commandline import parse_command, rebuild
+    from oomwatch.memory.deploy import Service, compose, kubernetes
+
+    chosen = answer.plan if answer is not None else now
+    if not chosen.fits:
+        raise UsageError(
+            f"this would not start ({chosen.refusal}): {chosen.refusal_text}; "
+            "add --goal concurrency=1 for flags that do"
+        )
+    line = rebuild(parsed, answer.set if answer is not None else {})
+    if form == "args":
+        return line + "\n"
+    again = parse_command(line, version=given.version)
+    words = list(again.argv)
+    begin = again.launch.arguments if again.launch else 0
+    first = again.launch.begin if again.launch else 0
+    service = Service(
+        engine=given.engine,
+        version=given.version,
+        program=words[first:begin],
+        arguments=words[begin:],
+        env=again.env,
+        gpus=chosen.settings.gpus,
+    )
+    return compose(service) if form == "compose" else kubernetes(service)

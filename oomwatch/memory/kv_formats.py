@@ -113,6 +113,6 @@ def backend_of(fmt: KvFormat, device: Device | None, model: ModelConfig) -> str:
     capability = device.compute_capability if device else None
     if capability is None:
         return "any with fp8"
-    if capability[0] == 9:
+    if capability[0] == 9 and fmt.name != "fp8_e5m2":
         return "FLASH_ATTN 3"
-    return "FLASHINFER" if capability < (8, 9) or capability[0] == 10 else "TRITON_ATTN"
+    return "FLASHINFER" if capability < (8, 9) or capability[0] in (9, 10) else "TRITON_ATTN"

@@ -40,6 +40,8 @@ class Plan:
     """The answer for one command. Sizes are bytes per GPU, lengths in tokens."""
 
     settings: Settings
+    kv_format: str
+    """The cache format in force, where ``auto`` may mean fp8."""
     budget: Budget
     layout: KvLayout
     kv_available_bytes: int
@@ -87,6 +89,7 @@ def plan(given: PlanInput) -> Plan:
     )
     return Plan(
         settings=settings,
+        kv_format=settings.kv_format(model).name,
         budget=budget,
         layout=layout,
         kv_available_bytes=kv.bytes,

@@ -5,14 +5,27 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
+from oomwatch.memory.goals import Answer
 from oomwatch.memory.planner import Plan, PlanInput
 from oomwatch.memory.what_if import WhatIf
 
 SCHEMA: Final = "oomwatch.plan/1"
 
 
+def answer_json(answer: Answer) -> dict[str, Any]:
+    """A goal's answer as plain data."""
+    return {
+        "reached": answer.reached,
+        "set": dict(answer.set),
+        "tokens": answer.plan.tokens,
+        "max_concurrency": _finite(answer.plan.max_concurrency),
+        "max_model_len": answer.plan.settings.max_model_len,
+        "gpus": answer.plan.settings.gpus,
+    }
+
+
 def plan_json(
-    given: PlanInput, plan: Plan, changes: tuple[WhatIf, ...], name: str
+    given: PlanInput, plan: Plan, changes: tuple[WhatIf, ...], name: str | None
 ) -> dict[str, Any]:
     """The plan as plain data; unknown is None."""
     budget, layout = plan.budget, plan.layout
@@ -34,12 +47,13 @@ def plan_json(
             "kv_available_bytes": plan.kv_available_bytes,
         },
         "kv": {
-            "dtype": plan.settings.kv_cache_dtype,
+            "dtype": plan.kv_format,
             "bytes_per_token_per_gpu": layout.bytes_per_token,
             "state_bytes_per_request_per_gpu": layout.state_bytes,
             "block_size_tokens": layout.block_tokens,
             "blocks": plan.blocks,
             "tokens": plan.tokens,
+            "total_tokens": plan.tokens * plan.settings.replicas,
             "log_line_tokens": plan.line_tokens,
             "groups": len(layout.groups),
             "max_model_len": plan.settings.max_model_len,

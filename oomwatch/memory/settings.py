@@ -93,6 +93,11 @@ class Settings:
         return max(1, self.tensor_parallel // self.attention_data_parallel)
 
     @property
+    def replicas(self) -> int:
+        """Independent token pools, one for each data-parallel rank."""
+        return self.data_parallel
+
+    @property
     def gpus(self) -> int:
         """GPUs that the whole server needs."""
         data = 1 if self.attention_data_parallel > 1 else self.data_parallel

@@ -169,7 +169,8 @@ def _sglang_changes(given: PlanInput, now: Plan) -> Iterator[Change]:
 
 def _formats(given: PlanInput, now: Plan) -> Iterator[Change]:
     for row in kv_table(given, now):
-        if not row.in_force and row.name not in ("auto", "float16", "bfloat16"):
+        same = row.name in ("fp8_e4m3", "fp8_e5m2")  # as fp8, which comes before them
+        if not row.in_force and not same and row.name not in ("auto", now.kv_format):
             yield {"--kv-cache-dtype": row.name}, (), row.quality
 
 
