@@ -30,6 +30,7 @@ __all__ = [
     "iterate_kernel_events",
     "normalize_pci",
     "parse_kernel_lines",
+    "probe_journal",
     "read_journal",
     "read_kernel_log",
     "read_kmsg",
@@ -39,6 +40,9 @@ __all__ = [
 _LONGEST_LINE_BYTES: Final = 1 << 16
 _LARGEST_KMSG_RECORD_BYTES: Final = 8192  # the kernel answers EINVAL to smaller buffers
 _JOURNAL_TIMEOUT_SECONDS: Final = 30.0
+_JOURNAL_DENIED: Final = (
+    "the journal may not be read: join the group systemd-journal, or run as root"
+)
 
 
 def iterate_kernel_events(
@@ -146,13 +150,39 @@ def read_journal(
     if child.returncode == -signal.SIGKILL:
         raise SourceUnavailable(f"journalctl did not end within {_JOURNAL_TIMEOUT_SECONDS:.0f} s")
     if not count and "permission" in complaint.lower():
-        raise PermissionDeniedError(
-            "the journal may not be read: join the group systemd-journal, or run as root"
-        )
+        raise PermissionDeniedError(_JOURNAL_DENIED)
     if not count:
         # A kernel that booted has said something: this journal does not collect it.
         raise NoDataError("no kernel messages in the journal")
     return events
+
+
+def probe_journal() -> None:
+    """Look whether this user may read the journal of the system; raises as `read_journal` if not.
+
+    Without the right, journalctl shows the user's own messages and says that others are missing.
+    """
+    command = ["journalctl", "--no-pager", "--system", "--lines", "1", "-o", "cat"]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=_JOURNAL_TIMEOUT_SECONDS,
+        )
+    except FileNotFoundError as error:
+        raise NoDataError("no journalctl on this host") from error
+    except subprocess.TimeoutExpired as error:
+        raise SourceUnavailable(
+            f"journalctl did not end within {_JOURNAL_TIMEOUT_SECONDS:.0f} s"
+        ) from error
+    complaint = done.stderr.lower()
+    if "permission" in complaint or "not seeing messages" in complaint:
+        raise PermissionDeniedError(_JOURNAL_DENIED)
+    if "no journal files" in complaint or not done.stdout.strip():
+        raise NoDataError("no journal is kept on this host")
 
 
 def read_live_kernel_log() -> tuple[list[KernelEvent], str]:
