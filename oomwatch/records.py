@@ -139,10 +139,11 @@ class KernelEvent:
 
     `fields` carries what the kind has, by these names: pid, comm (15 characters at most),
     total_vm_bytes, anon_rss_bytes, file_rss_bytes, shmem_rss_bytes, oom_score_adj, constraint,
-    scope (``host`` or ``cgroup``), oom_memcg, task_memcg, invoked_by, group (path), usage_bytes,
-    limit_bytes, tasks (pid, comm, rss_bytes; largest first), unit, container, pod_uid; xid, pci
-    (``0000:3b:00``), uuid, name, detail, gpu_instance, compute_instance, xid_kind, xid_meaning;
-    module, offset, client_version, kernel_version, corrected.
+    scope (``host``, ``cgroup``, ``cpuset``, ``memory_policy``), oom_memcg, task_memcg, invoked_by,
+    group (path), usage_bytes, limit_bytes, tasks (pid, comm, rss_bytes; largest first), unit,
+    container, pod_uid; xid, pci (``0000:3b:00``), uuid, name, detail, gpu_instance,
+    compute_instance, xid_kind, xid_meaning; module, offset, client_version, kernel_version,
+    corrected.
     """
 
     kind: KernelEventKind

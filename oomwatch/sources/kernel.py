@@ -23,8 +23,13 @@ from oomwatch.errors import (
     SourceUnavailable,
 )
 from oomwatch.records import KernelEvent
-from oomwatch.sources.kernel_events import INTERESTING, Assembler, normalize_pci
-from oomwatch.sources.kernel_format import Unwrapper
+from oomwatch.sources.kernel_events import (
+    INTERESTING,
+    LONGEST_MESSAGE,
+    Assembler,
+    normalize_pci,
+)
+from oomwatch.sources.kernel_format import KernelLine, Unwrapper
 
 __all__ = [
     "iterate_kernel_events",
@@ -59,12 +64,16 @@ def iterate_kernel_events(
     number = 0
     for number, raw in lines:
         line = unwrapper.line(raw)
-        if line is not None and INTERESTING.search(line.text):
+        if line is not None and _is_wanted(line):
             yield from assembler.feed(number, line)
     last = unwrapper.finish()
-    if last is not None:
+    if last is not None and _is_wanted(last):
         yield from assembler.feed(number, last)
     yield from assembler.finish()
+
+
+def _is_wanted(line: KernelLine) -> bool:
+    return len(line.text) <= LONGEST_MESSAGE and INTERESTING.search(line.text) is not None
 
 
 def parse_kernel_lines(

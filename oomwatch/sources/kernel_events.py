@@ -16,6 +16,9 @@ from oomwatch.sources.cgroup import identify
 from oomwatch.sources.kernel_format import KernelLine
 from oomwatch.sources.xid import describe_xid
 
+LONGEST_MESSAGE: Final = 4096
+"""Characters; the kernel's own limit is 1 or 2 KiB. What is longer is somebody else's text."""
+
 INTERESTING: Final = re.compile(
     r"oom|[Oo]ut of [Mm]emory|Kill|killed|NVRM|Xid|EDAC|Hardware Error|Memory failure|segfault"
     r"|traps: |memory: usage|limit of|\[\s*(?:pid|\d+)\s*\]\s+(?:uid|\d+)\s"
@@ -30,9 +33,9 @@ _OLD_TASK: Final = re.compile(r"Task in (.+) killed as a result of limit of (.+)
 _TABLE_HEAD: Final = re.compile(r"\[\s*pid\s*\]\s+(.*\bname)")
 _TABLE_ROW: Final = re.compile(r"\[\s*(\d+)\s*\]((?:\s+-?\d+)+)\s(.*)")
 _CONSTRAINT: Final = re.compile(
-    r"oom-kill:constraint=(?P<constraint>CONSTRAINT_\w+),nodemask=.*?,cpuset=.*?,mems_allowed=[^,]*"
-    r"(?:,[\d,-]+)?(?:,global_oom)?(?:,oom_memcg=(?P<oom_memcg>.*?))?"
-    r"(?:,task_memcg=(?P<task_memcg>.*?))?,task=(?P<comm>.*),pid=(?P<pid>\d+),uid=\d+"
+    r"oom-kill:constraint=(?P<constraint>CONSTRAINT_\w+),nodemask=(?:\(null\)|[\d,-]*),cpuset=.*?"
+    r",mems_allowed=[\d,-]*(?:,global_oom)?(?:,oom_memcg=(?P<oom_memcg>.*?))?"
+    r"(?:,task_memcg=(?P<task_memcg>.*?))?,task=(?P<comm>.{0,64}),pid=(?P<pid>\d+),uid=\d+"
 )
 _GROUP: Final = re.compile(r"Tasks in (.+) are going to be killed due to memory\.oom\.group set")
 # Up to 4.x: a first line names the process that scored highest, the second the (child) victim.
@@ -90,6 +93,11 @@ _PAGE_BYTES: Final = (
     4096  # used where the table does not let us work it out (arm64 may have 64 KiB)
 )
 _LISTED_TASKS: Final = 12
+_SCOPES: Final = {
+    "CONSTRAINT_MEMCG": "cgroup",
+    "CONSTRAINT_CPUSET": "cpuset",
+    "CONSTRAINT_MEMORY_POLICY": "memory_policy",
+}
 
 
 def normalize_pci(text: str) -> str | None:
@@ -252,7 +260,8 @@ def _event(
 
 
 def _scope(constraint: str) -> str:
-    return "cgroup" if constraint == "CONSTRAINT_MEMCG" else "host"
+    """What was short of memory: a cgroup at its limit, a set of NUMA nodes, or the whole host."""
+    return _SCOPES.get(constraint, "host")
 
 
 def _how_scope(how: str) -> str:

@@ -211,6 +211,50 @@ def test_forms_of_one_line(line, pid, comm, more):
     assert {name: event.fields.get(name) for name in more} == more
 
 
+@pytest.mark.parametrize(
+    ("constraint", "scope"),
+    [
+        ("CONSTRAINT_NONE", "host"),
+        ("CONSTRAINT_MEMCG", "cgroup"),
+        ("CONSTRAINT_CPUSET", "cpuset"),
+        ("CONSTRAINT_MEMORY_POLICY", "memory_policy"),
+    ],
+)
+def test_what_was_short_of_memory(constraint, scope):
+    event = one(
+        f"[5.000000] oom-kill:constraint={constraint},nodemask=0-1,3,cpuset=a,b,mems_allowed=0,2-3,task_memcg=/x,task=vllm,pid=9,uid=0",
+        "[5.000001] Out of memory: Killed process 9 (vllm) total-vm:4kB, anon-rss:1kB, file-rss:1kB",
+    )
+    assert (event.fields["constraint"], event.fields["scope"]) == (constraint, scope)
+    assert event.fields["task_memcg"] == "/x"
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        ",cpuset=,mems_allowed=0,oom_memcg=,task_memcg=,task=,pid=1",
+        ",oom_memcg=/a,task_memcg=/a",
+        " in x[1]",
+        ") total-vm:",
+        "NV_ERR_NO_MEMOR ",
+        "pid=1, name=, ",
+    ],
+)
+@pytest.mark.parametrize(
+    "start",
+    [
+        "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null)",
+        "a[1]: segfault at 1 ip ",
+        "Killed process 1 (",
+        "NVRM: ",
+        "NVRM: Xid (PCI:0000:3b:00): 31, ",
+    ],
+)
+def test_lines_made_to_be_slow_come_back(start, piece):
+    long = start + piece * (4000 // len(piece))
+    assert len(events(f"[1.000000] {long}", f"[1.000000] {long * 10}", long)) <= 3
+
+
 def test_child_that_was_sacrificed_is_the_victim():
     event = one(
         "[5.000000] Memory cgroup out of memory: Kill process 31 (vllm) score 900 or sacrifice child",

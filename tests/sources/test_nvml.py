@@ -279,7 +279,7 @@ def test_outcome_hung_names_the_call_and_keeps_what_was_read(fake_nvml):
     readings = fake_nvml.run(
         GPU0 + GPU1 + "delay nvmlDeviceGetMemoryInfo_v2 -1 1\n",
         READ,
-        DEADLINE="0.5",
+        DEADLINE="2",
         READINGS="2",
     )
     assert [r["outcome"] for r in readings] == ["hung", "hung"]
@@ -289,9 +289,9 @@ def test_outcome_hung_names_the_call_and_keeps_what_was_read(fake_nvml):
 
 
 def test_slow_calls_within_the_deadline_are_not_hung(fake_nvml):
-    # Four calls of 0.4 s: longer together than the deadline of each.
+    # Four calls of 0.6 s: longer together than the deadline of each.
     delays = "".join(
-        f"delay {call} 400\n"
+        f"delay {call} 600\n"
         for call in (
             "nvmlInitWithFlags",
             "nvmlDeviceGetCount_v2",
@@ -299,7 +299,7 @@ def test_slow_calls_within_the_deadline_are_not_hung(fake_nvml):
             "nvmlDeviceGetUUID",
         )
     )
-    found = reading(fake_nvml, GPU0 + delays, DEADLINE="1.5")
+    found = reading(fake_nvml, GPU0 + delays, DEADLINE="2.3")
     assert found["outcome"] == "ok"
 
 
