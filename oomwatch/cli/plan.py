@@ -146,7 +146,12 @@ def _device(options: dict[str, Any], seen: EngineFacts | None) -> Device:
     total = options["gpu_total_gib"]
     if options["gpu"] is None and total is not None:
         return Device("unnamed card", round(total * _BYTES_PER_GIB), None, measured=True)
-    device = find_device(options["gpu"]) if options["gpu"] else _local_device()
+    try:
+        device = find_device(options["gpu"]) if options["gpu"] else _local_device()
+    except UsageError:
+        if total is None or options["gpu"] is None:
+            raise
+        return Device(options["gpu"], round(total * _BYTES_PER_GIB), None, measured=True)
     if total is not None:
         return dataclasses.replace(device, total_bytes=round(total * _BYTES_PER_GIB), measured=True)
     if seen is not None and seen.total_bytes:

@@ -46,6 +46,8 @@ NON_TORCH_RANKS_HOPPER: Final = 0.54
 """Two and four H100s: 0.53 to 0.55 (0.73 in one start of unknown version)."""
 NON_TORCH_RANKS: Final = 0.36
 """Several other cards: L40S 0.35 and 0.21, L4 0.46, A100 0.27, RTX 3090 0.20."""
+NON_TORCH_RANKS_V0_NVLINK: Final = 2.1
+"""Eight A100s on 0.7: the old engine's snapshot is older than NCCL's buffers."""
 NON_TORCH_CONTEXT_064: Final = 0.35
 """0.6.4 counts the CUDA context as well: three RTX 3090 starts."""
 NON_TORCH_065: Final = 1.79
@@ -289,7 +291,8 @@ def _encoder(model: ModelConfig, settings: Settings) -> tuple[float, float]:
     width = 3 * vision.hidden + (3 if vision.gated else 2) * vision.intermediate // ranks
     pixels = patches * vision.patch**2 * _ENCODER_INPUT_BYTES
     kept = items * per_item * model.hidden * model.dtype_bytes
-    return patches * width * model.dtype_bytes + pixels, kept
+    mask = patches**2 * model.dtype_bytes if vision.block_mask else 0
+    return patches * width * model.dtype_bytes + pixels + mask, kept
 
 
 # ---------------------------------------------------------------------------- graphs, non-torch
@@ -305,6 +308,8 @@ def _non_torch(settings: Settings, device: Device) -> Term:
     if settings.v0 and (0, 6, 4) <= settings.version < (0, 6, 6):
         exact = settings.version < (0, 6, 5)
         value = NON_TORCH_CONTEXT_064 if exact else NON_TORCH_065 * min(ranks, 2)
+    elif settings.v0 and ranks >= 8 and device.nvlink:
+        value = NON_TORCH_RANKS_V0_NVLINK
     elif ranks == 1:
         value = NON_TORCH_SINGLE_HOPPER if hopper else NON_TORCH_SINGLE
     else:

@@ -82,7 +82,8 @@ def find_device(name: str) -> Device:
     """
     text = name.strip().lower()
     mig = re.search(r"mig[ -]*(\d+g)\.(\d+)gb", text)
-    base = _closest(text[: mig.start()] if mig else text)
+    # Laptop cards share a name with cards of another size.
+    base = None if "laptop" in text else _closest(text[: mig.start()] if mig else text)
     if base is None:
         known = ", ".join(sorted(card.short for card in CARDS))
         raise UsageError(f"unknown GPU {name!r}; give --gpu-total-gib with one of: {known}")

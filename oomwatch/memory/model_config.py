@@ -122,6 +122,8 @@ class VisionTower:
     """Patches of the largest image that the engine profiles with."""
     merge: int = 1
     """Patches that become one language token."""
+    block_mask: bool = False
+    """Images are kept apart by a mask over all patches of the batch (Pixtral)."""
     sharded: bool = False
     """Split over the tensor-parallel ranks; else every rank holds a copy."""
 

@@ -47,6 +47,7 @@ def read_tower(read: Reader, hidden: int) -> VisionTower | None:
         + 3 * patch * patch * width * frames,
         max_patches_per_item=patches,
         merge=merge * merge,
+        block_mask=kind == "pixtral",
         sharded="qwen" in f"{kind} {family}",
     )
 
@@ -65,6 +66,9 @@ def _merge(raw: Mapping[str, Any], read: Reader) -> int:
     kernel = raw.get("merge_kernel_size")
     if isinstance(kernel, list) and kernel and isinstance(kernel[0], int):
         return max(1, kernel[0])
+    ratio = raw.get("pixel_shuffle_ratio")
+    if isinstance(ratio, float) and 0 < ratio < 1:
+        return round(1 / ratio)
     return (
         _pick(raw, "pooling_kernel_size", "spatial_merge_size")
         or _pick(read.outer, "spatial_merge_size")
