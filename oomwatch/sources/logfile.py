@@ -9,6 +9,7 @@ a bar without a line feed.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import io
 import os
@@ -16,7 +17,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -31,6 +32,23 @@ from oomwatch.sources.logformat_time import Clock
 from oomwatch.sources.scan import choose_pieces
 
 Progress = Callable[[int, int | None], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpenedLog:
+    """The log of a unit, a container or a pod, and what its runtime knows about the program."""
+
+    name: str
+    lines: Iterator[LogLine]
+    origin: str
+    """Where the lines come from: a file, ``the journal``, ``docker logs``."""
+    command: tuple[str, ...] | None = None
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    zone: str | None = None
+    """The zone of its times: ``UTC`` where the runtime writes them, None: assumed local."""
+    notes: tuple[str, ...] = ()
+    """What a report should say about the reading."""
+
 
 _PROGRESS_STEP: Final = 4 << 20
 
