@@ -23,7 +23,8 @@ ALLOWED = {
     "memory": {"records", "units", "errors", "engines"},
     "demo": set(),
     **dict.fromkeys(STAGES, LEAVES),
-    "cli": LEAVES | STAGES | {"demo"},
+    "discovery": LEAVES | {"sources"},  # joins what several sources say of one process
+    "cli": LEAVES | STAGES | {"demo", "discovery"},
     "__main__": {"cli", "errors"},
 }
 # Slow to import, so a command imports them where it needs them.

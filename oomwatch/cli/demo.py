@@ -17,14 +17,13 @@ NO_GPU: Final = "\nNo NVIDIA GPU can be seen from here; `oomwatch check` says wh
 @click.command("demo")
 def command() -> None:
     """Diagnose an embedded recording, then this host if it has GPUs. Changes nothing."""
-    from oomwatch.cli.diagnose import DiagnoseOptions, run_diagnosis
-    from oomwatch.cli.run import render_report
+    from oomwatch.cli.diagnose import DiagnoseOptions, render, run_diagnosis
     from oomwatch.demo import demo_recording
     from oomwatch.errors import OomwatchError
 
     click.echo(INTRODUCTION)
     recorded = run_diagnosis(DiagnoseOptions(recordings=(str(demo_recording()),)))
-    click.echo(render_report(recorded, "text"), nl=False)
+    click.echo(render(recorded, "text", {}).rstrip("\n"))
     try:
         here = run_diagnosis(DiagnoseOptions())
     except OomwatchError:
@@ -32,6 +31,6 @@ def command() -> None:
         return
     if here.gpus:
         click.echo(THIS_HOST)
-        click.echo(render_report(here, "text"), nl=False)
+        click.echo(render(here, "text", {}).rstrip("\n"))
     else:
         click.echo(NO_GPU, nl=False)

@@ -8,16 +8,23 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from oomwatch.records import Diagnosis
+from oomwatch.cli.diagnose import FORMATS
+from oomwatch.records import Diagnosis, SourceStatus
 
-Diagnose = Callable[[Path, Sequence[str]], Diagnosis]
+if TYPE_CHECKING:
+    from oomwatch.diagnose.inputs import KernelInput
+
+Diagnose = Callable[[Path, Sequence[str], float], Diagnosis]
+"""Takes the copy, the command and the time of its start."""
 Render = Callable[[Diagnosis, str], str]
 
 EXAMPLES: Final = """\b
@@ -40,7 +47,7 @@ Examples:
 @click.option(
     "--format",
     "report_format",
-    type=click.Choice(["text", "json", "markdown"]),
+    type=click.Choice(FORMATS),
     default="text",
     show_default=True,
     help="Form of the report on stderr.",
@@ -80,6 +87,7 @@ def run_server(
     except OSError as error:
         _say(f"cannot keep a copy in {log_copy}: {error.strerror or error}")
         return 2
+    started_at = time.time()
     try:
         with copy:
             end = run_child(server, copy)
@@ -92,45 +100,67 @@ def run_server(
 
     failed = end.status != 0
     try:
-        diagnosis = diagnose(copy.path, server)
+        diagnosis = diagnose(copy.path, server, started_at)
         found = diagnosis.verdict == "oom" if end.stop_requested else _worth_telling(diagnosis)
         tell = found or (failed and not end.stop_requested)
         report = render(diagnosis, report_format) if tell else None
     except Exception as error:  # noqa: BLE001 - the server's status must come back whatever we do
         _say(f"the output could not be diagnosed: {error}")
         tell, report = failed, None
+    if tell and end.signal is not None:
+        _say(f"the server was ended by {signal.Signals(end.signal).name}")
     if report is not None:
         _print_error(report)
-    if tell and log_copy is None:
+    if tell and log_copy is None and copy.path.stat().st_size:
         _say(f"the output is kept in {copy.path}")
     elif log_copy is None:
         copy.path.unlink(missing_ok=True)
     return end.status
 
 
-def diagnose_copy(path: Path, server: Sequence[str]) -> Diagnosis:
-    """The diagnosis of a kept copy, with the command that printed it."""
-    from oomwatch.cli.diagnose import DiagnoseOptions, run_diagnosis
+def diagnose_copy(path: Path, server: Sequence[str], started_at: float) -> Diagnosis:
+    """The diagnosis of a kept copy, with its command and what the kernel said meanwhile."""
+    from oomwatch.cli.diagnose import with_remedies
+    from oomwatch.cli.gather import Gatherer, Options
+    from oomwatch.diagnose.judge import diagnose
 
-    return run_diagnosis(DiagnoseOptions(logs=(str(path),), command=shlex.join(server)))
+    gatherer = Gatherer(Options(logs=(str(path),), command=shlex.join(server)))
+    kernel, status = _kernel_since(started_at)
+    gatherer.kernel += kernel
+    gatherer.sources.append(status)
+    return with_remedies(diagnose(gatherer.gather()))
+
+
+def _kernel_since(started_at: float) -> tuple[list[KernelInput], SourceStatus]:
+    """A server that is killed prints nothing; the kernel's log says why, where it may be read."""
+    from oomwatch.diagnose.inputs import KernelInput
+    from oomwatch.errors import SourceError
+    from oomwatch.sources.kernel import read_live_kernel_log
+
+    try:
+        events, name = read_live_kernel_log()
+    except SourceError as error:
+        return [], SourceStatus("kernel log", "not_available", str(error))
+    recent = tuple(event for event in events if event.at is not None and event.at >= started_at)
+    return [KernelInput(name, recent)], SourceStatus("kernel log", "ok", name)
 
 
 def render_report(diagnosis: Diagnosis, report_format: str) -> str:
-    """The report as text for stderr."""
-    if report_format == "json":
-        from oomwatch.report.json_report import render_json
+    """The report for stderr; `cli.diagnose.render` is for stdout."""
+    from oomwatch.cli.diagnose import render, wants_color
 
-        return render_json(diagnosis)
-    if report_format == "markdown":
-        from oomwatch.report.markdown import render_markdown
-
-        return render_markdown(diagnosis)
+    if report_format != "text":
+        return render(diagnosis, report_format, {})
+    from oomwatch.report.locale import choose_language
     from oomwatch.report.text import render_text
 
     terminal = sys.stderr.isatty()
-    width = os.get_terminal_size(sys.stderr.fileno()).columns if terminal else 100
+    columns = os.get_terminal_size(sys.stderr.fileno()).columns if terminal else 80
     return render_text(
-        diagnosis, width=max(width, 40), color=terminal and "NO_COLOR" not in os.environ
+        diagnosis,
+        width=max(40, min(columns, 120)),
+        color=wants_color("auto", to_terminal=terminal),
+        lang=choose_language("auto", os.environ),
     )
 
 

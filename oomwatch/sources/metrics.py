@@ -49,7 +49,7 @@ class MetricsPage:
     cache_config: Mapping[str, Mapping[str, str]]
     """Labels of vLLM's or SGLang's ``cache_config_info``, as printed; ``None`` is left out."""
     kv_tokens: Mapping[str, int]
-    gpu_memory_utilization: Mapping[str, float]
+    gpu_memory_utilization: float | None
     max_model_len: int | None
     absent: tuple[str, ...]
     """Fields of `EngineSample` that this engine publishes and the page lacks."""
@@ -243,11 +243,10 @@ class _Reading:
         self.kv_tokens = {
             label: tokens for label in self._engines if (tokens := self._kv_tokens(label))
         }
-        self.gpu_memory_utilization = {
-            label: value
-            for label, config in self.cache_config.items()
-            if (value := _positive(config.get("gpu_memory_utilization"))) is not None
-        }
+        shares = (
+            _positive(config.get("gpu_memory_utilization")) for config in self.cache_config.values()
+        )
+        self.gpu_memory_utilization = next((share for share in shares if share), None)
         self.max_model_len = self._max_model_len()
 
     def samples(self, at: float) -> tuple[EngineSample, ...]:

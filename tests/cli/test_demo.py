@@ -2,10 +2,13 @@
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from oomwatch.cli.diagnose import DiagnoseOptions, run_diagnosis
 from oomwatch.demo import demo_recording
 from oomwatch.sources.recording import read_recording
 from oomwatch.units import GIB, parse_size
@@ -84,3 +87,31 @@ def test_pids_and_times_agree(recording, log):
 def test_it_can_be_copied_away(tmp_path):
     shutil.copytree(demo_recording(), tmp_path / "copy")
     assert read_recording(str(tmp_path / "copy")).series.gpus
+
+
+def test_it_is_diagnosed_from_end_to_end():
+    options = DiagnoseOptions(recordings=(str(demo_recording()),))
+    diagnosis = run_diagnosis(options)
+    (incident,) = diagnosis.incidents
+    assert diagnosis.verdict == "oom"
+    assert (incident.finding.cls, incident.finding.cause) == (
+        "long_context",
+        "prefill_activation_peak",
+    )
+    assert incident.remedies[0].direction == "less_kv"
+    assert int(incident.remedies[0].set["--max-num-batched-tokens"]) < 32_768
+
+
+def test_the_command_shows_it():
+    done = subprocess.run(
+        [sys.executable, "-m", "oomwatch", "demo"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "OUT OF MEMORY" in done.stdout
+    assert "--max-num-batched-tokens 16384" in done.stdout
+    assert done.stdout.count("\n\nNo NVIDIA GPU") + done.stdout.count("\n\nAnd this is") == 1
+    assert done.stderr == ""

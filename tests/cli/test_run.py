@@ -1,13 +1,16 @@
 """`oomwatch run`: the server first, the explanation after it, and the server's status."""
 
+import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from oomwatch.cli.run import run_server
+from oomwatch.demo import demo_recording
 from oomwatch.errors import SourceUnavailable
 from oomwatch.records import Diagnosis, Finding, Incident
 
@@ -29,7 +32,8 @@ class Judge:
         self.path = Path()
         self.server = ()
 
-    def __call__(self, path, server):
+    def __call__(self, path, server, started_at):
+        assert 0 <= time.time() - started_at < 60
         self.path, self.server, self.log = path, tuple(server), path.read_bytes()
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -74,14 +78,12 @@ def test_exit_0_with_an_incident_is_told(capfd):
     judge = Judge(OOM)
     assert run(judge, "true") == 0
     assert "REPORT oom" in capfd.readouterr().err
-    judge.path.unlink()
 
 
 def test_an_unexplained_failure_is_told_and_an_unexplained_success_is_not(capfd):
     judge = Judge(UNKNOWN)
     assert run(judge, "false") == 1
     assert "REPORT unknown" in capfd.readouterr().err
-    judge.path.unlink()
     assert run(judge, "true") == 0
     assert capfd.readouterr().err == ""
 
@@ -89,8 +91,9 @@ def test_an_unexplained_failure_is_told_and_an_unexplained_success_is_not(capfd)
 def test_death_by_a_signal_is_explained(capfd):
     judge = Judge(UNKNOWN)
     assert run(judge, *shell("kill -9 $$")) == 137
-    assert "REPORT unknown" in capfd.readouterr().err
-    judge.path.unlink()
+    stderr = capfd.readouterr().err
+    assert stderr == "oomwatch: the server was ended by SIGKILL\nREPORT unknown text\n"
+    assert not judge.path.exists()  # it printed nothing
 
 
 def test_a_named_copy_stays(tmp_path, capfd):
@@ -104,7 +107,7 @@ def test_a_named_copy_stays(tmp_path, capfd):
 @pytest.mark.parametrize("error", [SourceUnavailable("gone"), RuntimeError("a \x1b[31mbug")])
 def test_a_failing_diagnosis_does_not_hide_the_status(capfd, error):
     judge = Judge(error)
-    assert run(judge, *shell("exit 9")) == 9
+    assert run(judge, *shell("echo x; exit 9")) == 9
     stderr = capfd.readouterr().err
     assert stderr.startswith("oomwatch: the output could not be diagnosed: ")
     assert "\x1b" not in stderr
@@ -151,3 +154,51 @@ sys.exit(t.run(t.Judge(getattr(t, sys.argv[1])), "sh", "-c", "echo ready; exec s
         _, stderr = process.communicate(timeout=30)
         assert process.returncode == 128 + signal.SIGTERM
         assert (b"REPORT" in stderr) is told
+
+
+# ---------------------------------------------------------------- the whole command
+def oomwatch(*arguments, **options):
+    command = [sys.executable, "-m", "oomwatch", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, **options
+    )
+
+
+def test_a_server_that_runs_out_of_memory(tmp_path):
+    log = demo_recording() / "logs" / "server.log"
+    copy = tmp_path / "copy.log"
+    done = oomwatch("run", "--log-copy", str(copy), "--", "sh", "-c", f"cat {log}; exit 1")
+    assert done.returncode == 1
+    assert done.stdout == log.read_text()
+    assert "prefill_activation_peak" in done.stderr
+    assert "--max-num-batched-tokens" in done.stderr
+    assert f"{copy}:" in done.stderr  # evidence can be looked up
+    assert copy.read_text() == log.read_text()
+
+
+def test_json_on_stderr(tmp_path):
+    log = demo_recording() / "logs" / "server.log"
+    done = oomwatch(
+        "run",
+        "--format",
+        "json",
+        "--log-copy",
+        str(tmp_path / "copy"),
+        "sh",
+        "-c",
+        f"cat {log}; false",
+    )
+    report = json.loads(done.stderr)
+    assert report["verdict"] == "oom"
+    assert report["incidents"][0]["cause"] == "prefill_activation_peak"
+
+
+def test_options_after_the_command_are_the_server_s():
+    done = oomwatch("run", "echo", "--format", "json", "--help")
+    assert (done.returncode, done.stdout) == (0, "--format json --help\n")
+
+
+def test_no_command_is_wrong_use():
+    done = oomwatch("run")
+    assert done.returncode == 2
+    assert "SERVER" in done.stderr

@@ -48,7 +48,7 @@ def test_vllm_with_two_engines_on_a_page():
     assert second.kv_usage_ratio is None  # NaN
     assert second.preemptions_total is None  # absent is not 0
     assert page.kv_tokens == {"0": 192_000, "1": 192_000}
-    assert page.gpu_memory_utilization == {"0": 0.9, "1": 0.9}
+    assert page.gpu_memory_utilization == 0.9
     assert "num_cpu_blocks" not in page.cache_config["0"]
     assert page.max_model_len is None
     assert page.absent == ()
