@@ -75,7 +75,13 @@ Exit status: 0 healthy or nothing decided, 1 an incident or a risk was found,
     metavar="PATH",
     help="dmesg or journalctl -k output.",
 )
-@click.option("--recording", metavar="DIR|TAR", help="A recording of an incident.")
+@click.option(
+    "--recording",
+    "recordings",
+    multiple=True,
+    metavar="DIR|TAR",
+    help="A recording of an incident.",
+)
 @click.option(
     "--command", "server_command", metavar="TEXT", help="The command line that started the server."
 )
@@ -135,7 +141,7 @@ Exit status: 0 healthy or nothing decided, 1 an incident or a risk was found,
     "-v", "--verbose", is_flag=True, help="Everything: less likely causes and all sources too."
 )
 @click.pass_context
-def command(ctx: click.Context, **given: Any) -> None:
+def command(ctx: click.Context, /, **given: Any) -> None:
     """Say what ran out, why, and which flags fix it.
 
     With no inputs it finds what runs on this host; with any, it reads only what it is given.
@@ -161,7 +167,7 @@ def _options(given: dict[str, Any]) -> Options:
         pods=given["pods"],
         metrics=given["metrics"],
         kernel_logs=given["kernel_logs"],
-        recording=given["recording"],
+        recordings=given["recordings"],
         command=given["server_command"],
         model_config=given["model_config"],
         engine=None if given["engine"] == "auto" else given["engine"],

@@ -33,7 +33,7 @@ class Options:
     pods: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     kernel_logs: tuple[str, ...] = ()
-    recording: str | None = None
+    recordings: tuple[str, ...] = ()
     command: str | None = None
     model_config: str | None = None
     engine: str | None = None
@@ -55,7 +55,7 @@ class Options:
             or self.pods
             or self.metrics
             or self.kernel_logs
-            or self.recording
+            or self.recordings
         )
 
 
@@ -84,8 +84,8 @@ class Gatherer:
         """
         options = self.options
         config = self._model_config()
-        if options.recording:
-            self._try(options.recording, self._recording)
+        for path in options.recordings:
+            self._try(path, self._recording)
         for path in options.logs:
             self._try(path, self._log)
         for unit in options.units:
@@ -243,7 +243,7 @@ class Gatherer:
         self.host = recording.host
         self.engines += recording.engines
         self.gpus += recording.gpus
-        self.series = recording.series
+        self.series = _joined(self.series, recording.series)
         known = {engine.id for engine in recording.engines}
         for engine_id, log_path in recording.logs.items():
             lines = read_log(
@@ -270,6 +270,20 @@ class Gatherer:
         from oomwatch.cli.live import gather_live
 
         gather_live(self)
+
+
+def _joined(first: Series, second: Series) -> Series:
+    """Two sets of samples as one."""
+    return Series(
+        *(
+            tuple(
+                sorted(
+                    (*getattr(first, field.name), *getattr(second, field.name)), key=lambda s: s.at
+                )
+            )
+            for field in dataclasses.fields(Series)
+        )
+    )
 
 
 def _chain(first: LogLine, rest: Iterator[LogLine]) -> Iterator[LogLine]:

@@ -16,6 +16,7 @@ from oomwatch.engines.patterns import Pattern
 from oomwatch.records import EngineSample, RecordedEngine, Series
 
 _DECIDING = ("check", "oom", "failure")
+_PASSING = frozenset({"lifecycle", "hint", "detail"})
 
 
 def assemble(inputs: Inputs) -> list[Facts]:
@@ -133,6 +134,8 @@ def _split(run: Run | None) -> tuple[tuple[Failure, ...], tuple[Failure | LogEve
     messengers: list[Failure | LogEvent] = [e for e in run.events if e.pattern.kind == "messenger"]
     lines = set()
     for failure in run.failures:
+        if not failure.name and failure.matches and failure.kinds <= _PASSING:
+            continue  # a logged line, kept as an event
         lines.add((failure.line.source, failure.line.number))
         messenger = "messenger" in failure.kinds
         if messenger and not failure.kinds & set(_DECIDING):
@@ -148,12 +151,21 @@ def _split(run: Run | None) -> tuple[tuple[Failure, ...], tuple[Failure | LogEve
             lines.add((event.line.source, event.line.number))
             deciding.append(_as_failure(event, run))
     deciding.sort(key=lambda f: f.order)
+    stop = run.find("shutdown.requested")
+    if stop is not None:
+        before = [item for item in (*deciding, *messengers) if item.order < stop.order]
+        if not before:
+            # Asked to stop while well: errors after that line are the stop itself.
+            return (), ()
     return tuple(deciding), tuple(messengers)
 
 
 def _trusted(run: Run, event: LogEvent) -> bool:
     """Whether a bare line may speak for a failure: an engine's log, or a form only a program prints."""
     pattern: Pattern = event.pattern
+    if event.line.level in ("INFO", "WARNING", "DEBUG"):
+        # A server that goes on may mention limits and failures in passing.
+        return False
     if pattern.id in ("argparse.error", "click.error", "rust.argument"):
         return True
     if pattern.id == "files.limit" and not event.line.prefixed and run.engine is None:

@@ -91,6 +91,8 @@ class Failure:
     header: str = ""
     relayed: bool = False
     details: tuple[LogLine, ...] = ()
+    code: str = ""
+    """The last line of source that the traceback shows: all that is left where it was cut."""
 
     def match(self, *ids: str) -> Mapping[str, Any] | None:
         """The fields of the first of these patterns that the message matched, or None."""
@@ -113,6 +115,7 @@ class _Open:
     order: int
     frames: list[str] = dataclasses.field(default_factory=list)
     paths: list[str] = dataclasses.field(default_factory=list)
+    code: str = ""
 
 
 @dataclasses.dataclass(slots=True)
@@ -180,6 +183,8 @@ class Extractor:
                     opened.frames.append(f"{path.rpartition('/')[2]}:{frame[2] or '?'}")
                 return
             if text[:1] in (" ", "\t", "") or text.startswith(("^", "~")):
+                if text.strip(" \t^~"):
+                    opened.code = text.strip()[:200]
                 return
             exception = _EXCEPTION.match(text) if _TRACEBACK not in text else None
             if exception is not None and _is_exception(exception[1], bool(opened.frames)):
@@ -323,6 +328,7 @@ def _cut(opened: _Open) -> Failure:
         opened.header,
         opened.order,
         header=opened.header.text,
+        code=opened.code,
     )
 
 

@@ -214,7 +214,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "shutdown.requested",
         "lifecycle",
         "",
-        r"^(?:Shutting down\b|Received (?:signal )?(?:SIGTERM|SIGINT)|Received signal (?:15|2)\b|Shutdown initiated|Gracefully (?:stopping|exiting|shutting)|Stopping (?:server|engine|vllm)|Initiating shutdown|Server shutdown requested)",
+        r"^(?:\[shutdown\] API server: shutdown triggered|Shutting down\b|Received (?:signal )?(?:SIGTERM|SIGINT)|Received signal (?:15|2)\b|Shutdown initiated|Gracefully (?:stopping|exiting|shutting)|Stopping (?:server|engine|vllm)|Initiating shutdown|Server shutdown requested)",
         "Shutting down",
         "..",
     ),

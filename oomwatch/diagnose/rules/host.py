@@ -203,7 +203,9 @@ def killed_while_compiling(facts: Facts) -> Finding | None:
         strength=KERNEL,
         values={
             "host_total_bytes": facts.series.host_total_bytes,
-            "host_free_bytes": _number(facts.series.available and facts.series.available.last),
+            "host_free_bytes": _number(
+                facts.series.available.last if facts.series.available else None
+            ),
             "processes": len(compilers),
             "stage": "compile",
         },

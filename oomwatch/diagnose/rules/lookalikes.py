@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from oomwatch.diagnose.events import Failure
+from oomwatch.diagnose.events import Failure, LogEvent
 from oomwatch.diagnose.facts import Facts, cite, cite_failure
 from oomwatch.diagnose.frames import find_stage, telling_frame
 from oomwatch.diagnose.points import points_of
@@ -85,6 +85,10 @@ _NOT_FATAL: Final = frozenset(
         "BrokenPipeError",
         "ConnectionResetError",
         "WorkerException",
+        "TimeoutError",
+        "RayTaskError",
+        "RayActorError",
+        "ActorDiedError",
         "",
     }
 )
@@ -374,24 +378,7 @@ def killed(facts: Facts) -> Finding | None:
     run = facts.run
     if run is None or facts.failures:
         return None
-    event = next(
-        (
-            e
-            for e in run.events
-            if e.pattern.id
-            in (
-                "vllm.worker_died",
-                "vllm.worker_died_v0",
-                "vllm.engine_process_died",
-                "exit.killed",
-                "exit.code",
-                "exit.signal",
-                "exit.systemd",
-            )
-            and (e.pattern.id != "exit.code" or e.fields.get("exit_code") not in ("0", None))
-        ),
-        None,
-    )
+    event = next((e for e in run.events if _ended_by_kill(e)), None)
     stop = run.find("shutdown.requested")
     line = event.line if event else None
     if event is None:
@@ -405,8 +392,6 @@ def killed(facts: Facts) -> Finding | None:
         return None
     signal = _signal(event.fields) if event else None
     code = event.fields.get("exit_code") if event else None
-    if signal not in ("SIGKILL", "KILL", None) and signal not in ("SIGTERM", "SIGINT"):
-        return None
     sure = signal in ("SIGKILL", "KILL") or (
         event is not None and event.pattern.id == "exit.killed"
     )
@@ -425,6 +410,24 @@ def killed(facts: Facts) -> Finding | None:
             "Whether the kernel's OOM killer did it: `journalctl -k`, `dmesg`, or the cgroup's memory.events.",
         ),
     )
+
+
+def _ended_by_kill(event: LogEvent) -> bool:
+    """Whether a line says that a process is gone, other than by a request to stop."""
+    identity = event.pattern.id
+    if identity in (
+        "vllm.worker_died",
+        "vllm.worker_died_v0",
+        "vllm.engine_process_died",
+        "exit.killed",
+    ):
+        return True
+    if identity not in ("exit.code", "exit.signal", "exit.systemd"):
+        return False
+    signal = _signal(event.fields)
+    if signal is None:
+        return str(event.fields.get("exit_code")) not in ("0", "None", "143", "-15", "130", "-2")
+    return signal in ("SIGKILL", "KILL", "SIGABRT", "ABRT")
 
 
 def stopped(facts: Facts) -> Finding | None:

@@ -6,15 +6,25 @@ and else by the last line the start printed (taxonomy of start-up failures, step
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.facts import Facts, cite, cite_arguments, cite_failure
-from oomwatch.diagnose.frames import Stage, find_part, find_stage, telling_frame
+from oomwatch.diagnose.frames import Part, Stage, find_part, find_stage, telling_frame
 from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, STAGE, Rule, found
 from oomwatch.diagnose.rules.startup_checks import oom_values
 from oomwatch.records import Finding
 from oomwatch.units import GIB, MIB, format_bytes
+
+
+class Say(Protocol):
+    """States a finding on the failure at hand."""
+
+    def __call__(
+        self, cause: str, confidence: float, sentence: str, strength: int = STAGE, **more: object
+    ) -> Finding:
+        """Build the finding."""
+
 
 GPU_OOM: Final = (
     "torch.oom",
@@ -58,15 +68,19 @@ def gpu_failure(facts: Facts) -> Failure | None:
 def stage_of(facts: Facts, failure: Failure) -> Stage:
     """The stage a failure happened in: frames of it or of its relays, else the last stage reached."""
     stage = find_stage(failure.frames, failure.paths)
-    if stage is not None and stage != "serving":
+    named = any(not frame.startswith("method:") for frame in failure.frames)
+    if stage not in (None, "serving") and named:
         return stage
-    # A relay whose own frames end in the busy loop says nothing new; one in start-up code does.
+    # A relay or a sibling whose own frames end in the busy loop says nothing new; one in start-up
+    # code does.
     for other in facts.failures:
-        if other is failure or other.oom is None and not other.relayed:
+        if other is failure or (other.oom is None and not other.relayed):
             continue
         told = find_stage(other.frames, other.paths)
-        if told not in (None, "serving"):
-            return told or "serving"
+        if told not in (None, "serving") and any(not f.startswith("method:") for f in other.frames):
+            return told
+    if stage not in (None, "serving"):
+        return stage
     if stage == "serving" or facts.served or (facts.ready and not facts.run_failed_to_start):
         return "serving"
     return _LAST_STAGE.get(facts.run.stage if facts.run else "init", "load")
@@ -257,7 +271,7 @@ def startup_allocation(facts: Facts) -> Finding | None:
     return _profiling(facts, failure, say, part, amount)
 
 
-def _profiling(facts: Facts, failure: Failure, say, part: str | None, amount: str) -> Finding:  # type: ignore[no-untyped-def]  # noqa: ANN001
+def _profiling(facts: Facts, failure: Failure, say: Say, part: Part | None, amount: str) -> Finding:
     if facts.lora and part == "lora":
         return say(
             "lora_slots",
@@ -347,8 +361,8 @@ def nccl_memory(facts: Facts) -> Finding | None:
     if facts.served and said is None:
         return None
     named = said is not None or facts.failing("nccl.shm") is not None
-    failure = shm[0] if shm else None
-    line = said.line if said else failure.line if failure else bus.line if bus else None
+    raised: Failure | None = shm[0] if shm else None
+    line = said.line if said else raised.line if raised is not None else bus.line if bus else None
     if line is None:
         return None
     return found(
@@ -358,9 +372,12 @@ def nccl_memory(facts: Facts) -> Finding | None:
         "The ranks could not get shared memory (/dev/shm) for NCCL: the container's share is too small."
         if named
         else "NCCL failed with a system error while the ranks connected; in a container this is nearly always a /dev/shm that is too small.",
-        [cite(line), *(cite_failure(failure) if failure and failure.line is not line else ())],
+        [
+            cite(line),
+            *(cite_failure(raised) if raised is not None and raised.line is not line else ()),
+        ],
         strength=NAMED_CHECK if named else STAGE,
-        order=min((x.order for x in (failure, said, bus) if x is not None), default=None),
+        order=min((x.order for x in (raised, said, bus) if x is not None), default=None),
         values={"stage": "nccl"},
         unseen=() if named else ("NCCL's own reason: start once with NCCL_DEBUG=INFO.",),
     )

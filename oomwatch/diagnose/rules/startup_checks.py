@@ -12,6 +12,7 @@ from oomwatch.units import GIB, format_bytes, format_count
 
 _MARGIN: Final = 0.02
 """A gap under this share of the card is a margin, not another process (taxonomy, gpu_busy_margin)."""
+_LENGTH_CHECKS: Final = ("raise_if_cache_size_invalid", "check_enough_kv_cache_memory")
 _UNIFIED_GIB: Final = (119.0, 124.0)
 """CUDA totals of GB10 and Thor boards; no discrete card reports one in this range."""
 
@@ -286,14 +287,7 @@ def _cut_length_check(facts: Facts) -> Finding | None:
     engine = facts.engine
     for failure in facts.failures:
         checked = any(
-            f.endswith(
-                (
-                    ":raise_if_cache_size_invalid",
-                    ":check_enough_kv_cache_memory",
-                    ":_check_enough_kv_cache_memory",
-                )
-            )
-            for f in failure.frames
+            name in frame for name in _LENGTH_CHECKS for frame in (*failure.frames, failure.code)
         )
         if not checked or failure.message:
             continue
@@ -529,7 +523,49 @@ def oom_values(failure: Failure) -> dict[str, Any]:
     }
 
 
+def cpu_pool(facts: Facts) -> Finding | None:
+    """On the CPU back-end the KV cache was sized against host memory, and did not fit."""
+    hit = facts.failing("vllm.cpu_kv_over_free")
+    if hit is None:
+        return None
+    failure, fields = hit
+    wanted, free = fields.get("requested_bytes"), fields.get("free_bytes")
+    values = {
+        "stage": "kv",
+        "requested_bytes": wanted,
+        "free_bytes": free,
+        "utilization": facts.engine.in_force.get("--gpu-memory-utilization"),
+    }
+    evidence = [
+        *cite_failure(failure),
+        *cite_arguments(facts.engine, ("--gpu-memory-utilization", "--kv-cache-memory-bytes")),
+    ]
+    if wanted is not None and wanted <= 0:
+        return found(
+            facts,
+            "kv_no_blocks",
+            0.9,
+            f"Weights and runtime use more than the share allows ({format_bytes(wanted)} left for the KV cache) although"
+            f" {format_bytes(free)} are free: the share is too small, other processes are not to blame.",
+            evidence,
+            strength=ARITHMETIC,
+            order=failure.order,
+            values={**values, "available_kv_bytes": wanted},
+        )
+    return found(
+        facts,
+        "kv_alloc_overcommit",
+        0.9,
+        f"A KV cache of {format_bytes(wanted)} was asked for and {format_bytes(free)} of memory are free.",
+        evidence,
+        strength=ARITHMETIC,
+        order=failure.order,
+        values=values,
+    )
+
+
 RULES: Final[tuple[Rule, ...]] = (
+    cpu_pool,
     device_busy,
     profiling_race,
     no_blocks,

@@ -349,6 +349,15 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         where="exception",
     ),
     Pattern(
+        "vllm.cpu_kv_over_free",
+        "check",
+        "on kv cache allocation is less than requested memory for kv",
+        rf"Available memory on node (?P<device>\S+) \((?P<free_gib>{_N})/(?P<total_gib>{_N}) GiB\) on kv cache allocation is less than requested memory for kv \((?P<requested_gib>{_N})(?:/{_N})? GiB\)",
+        "Available memory on node 0 (11.8/13.34 GiB) on kv cache allocation is less than requested memory for kv (200.0 GiB). Decrease --kv-cache-memory-bytes",
+        "0.30.0..",
+        where="exception",
+    ),
+    Pattern(
         "vllm.profile_error",
         "check",
         "Error in memory profiling",
@@ -549,6 +558,24 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         where="any",
     ),
     Pattern(
+        "vllm.reply_cancelled",
+        "messenger",
+        "cancelled",
+        r"^RuntimeError: cancelled$",
+        "RuntimeError: cancelled",
+        "0.11.0..",
+        where="exception",
+    ),
+    Pattern(
+        "ray.task_error",
+        "messenger",
+        "Ray",
+        r"^(?:ray\.exceptions\.)?Ray(?:Task|Actor|Worker)Error|ActorDiedError",
+        "ray.exceptions.RayTaskError: ray::RayWorkerWrapper.execute_method() (pid=786, ip=192.0.2.10)",
+        "..",
+        where="exception",
+    ),
+    Pattern(
         "vllm.worker_init_failed",
         "messenger",
         "WorkerProc initialization failed",
@@ -609,6 +636,14 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "Engine process (pid 123) died.",
         "0.6.4..0.10.2",
         where="any",
+    ),
+    Pattern(
+        "vllm.core_exited",
+        "lifecycle",
+        "engine core exited unexpectedly",
+        r"engine core exited unexpectedly",
+        "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup",
+        "0.30.0..",
     ),
     # ------------------------------------------------------------------ look-alikes of vLLM's own
     Pattern(
