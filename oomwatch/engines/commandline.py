@@ -139,7 +139,17 @@ def rebuild(
     unset: Iterable[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """The whole command with flags replaced, removed and added, quoted for a POSIX shell.
+    """`rebuilt_words`, quoted for a POSIX shell."""
+    return shell.quote(rebuilt_words(command, set, unset, env))
+
+
+def rebuilt_words(
+    command: ServerCommand | str | Sequence[str],
+    set: Mapping[str, Any],  # noqa: A002 - named as the field of a remedy
+    unset: Iterable[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> list[str]:
+    """The whole command with flags replaced, removed and added.
 
     A flag that is already there is replaced where it stands, whatever spelling it has there;
     variables go before the command, or into ``docker run -e``.
@@ -180,7 +190,7 @@ def rebuild(
         ]
         if kept or variables:
             words = ["env", *kept, *variables, *words]
-    return shell.quote(words)
+    return words
 
 
 def _as_words(flag: str, value: Any) -> list[str]:

@@ -135,9 +135,17 @@ class Context:
         """Whether the engine is this version or newer; an unknown version counts as newer."""
         return versions.at_least(self.version, version) is not False
 
-    def bytes(self, name: str) -> float | None:
-        """A number of the finding, by the names of `docs/design.md`."""
-        return _number(self.finding.values.get(name))
+    def number(self, name: str) -> float | None:
+        """A number of the finding, by the names of `docs/design.md`; None if it cannot be one.
+
+        Sizes and counts are 0 or at least 1, fractions between 0 and 1.
+        """
+        value = _number(self.finding.values.get(name))
+        if value is None or name.startswith("slope"):
+            return value
+        if name in ("suggested_fraction", "utilization"):
+            return value if 0 < value <= 1 else None
+        return value if value == 0 or value >= 1 else None
 
     def says(self, name: str) -> bool:
         """Whether a yes-or-no value of the finding is set."""
@@ -148,8 +156,16 @@ class Context:
         return KNOBS[knob].get(self.name or "")
 
     def now(self, flag: str | None) -> float | None:
-        """A flag's value in force as a number."""
-        return _number(self.force.get(flag)) if flag else None
+        """A flag's value in force as a number; a share of the card is one between 0 and 1.
+
+        Below 0 only SGLang's -1 for an unbounded chunk has a meaning.
+        """
+        value = _number(self.force.get(flag)) if flag else None
+        if value is None or (value < 0 and flag != "--chunked-prefill-size"):
+            return None
+        if flag in KNOBS["share"].values() and not 0 < value <= 1:
+            return None
+        return value
 
     def now_or_assumed(self, flag: str | None) -> float | None:
         """The value in force, else the smallest default there is."""
@@ -167,21 +183,21 @@ class Context:
     @property
     def total_bytes(self) -> float | None:
         """CUDA's total of the card that decided."""
-        return self.bytes("total_bytes") or _number(self.engine.total_bytes)
+        return self.number("total_bytes") or _number(self.engine.total_bytes)
 
     @property
     def max_model_len(self) -> float | None:
         """The longest request allowed, in tokens."""
         return (
             self.now(self.flag("length"))
-            or self.bytes("max_model_len")
+            or self.number("max_model_len")
             or _number(self.engine.max_model_len)
         )
 
     @property
     def kv_tokens(self) -> float | None:
         """Capacity of the KV pool in tokens."""
-        return self.bytes("kv_tokens") or _number(self.engine.kv_tokens)
+        return self.number("kv_tokens") or _number(self.engine.kv_tokens)
 
     @property
     def max_concurrency(self) -> float | None:
@@ -194,7 +210,7 @@ class Context:
     @property
     def shortage_bytes(self) -> float | None:
         """How much more the failed allocation wanted than was free."""
-        tried, free = self.bytes("tried_bytes"), self.bytes("free_bytes")
+        tried, free = self.number("tried_bytes"), self.number("free_bytes")
         return None if tried is None else max(tried - (free or 0), 0)
 
     @property
@@ -210,6 +226,8 @@ class Context:
         """Tokens of a block, for rounding lengths."""
         return self.engine.block_size_tokens or 16
 
+
+_LARGEST: Final = 2**62
 
 Move = Callable[[Context], Draft | None]
 """One step of a plan: what it would change here, or None where it does not apply or cannot help."""
@@ -267,4 +285,4 @@ def json_object(value: Any) -> dict[str, Any]:
 
 def _number(value: Any) -> float | None:
     number = flags.as_number(value)
-    return number if number is not None and math.isfinite(number) else None
+    return number if number is not None and abs(number) <= _LARGEST else None

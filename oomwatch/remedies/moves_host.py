@@ -40,7 +40,7 @@ def more_swap_space(context: Context) -> Draft | None:
         return None
     old = context.now(flag) or 4
     ranks = context.now_or_assumed("--tensor-parallel-size") or 1
-    free = context.bytes("host_free_bytes")
+    free = context.number("host_free_bytes")
     limit = free * 0.5 / GIB / ranks if free else _MAX_SWAP_GIB
     new = int(min(max(old * 2, 32), limit, _MAX_SWAP_GIB))
     if new <= old:
@@ -128,7 +128,7 @@ def one_loader(context: Context) -> Draft | None:
 
 def more_host_memory(context: Context) -> Draft | None:
     """A larger limit, or more memory."""
-    limit = context.bytes("limit_bytes")
+    limit = context.number("limit_bytes")
     own = str(context.finding.values.get("constraint") or "").upper()
     if "MEMCG" in own or limit is not None:
         now = f" (now {format_bytes(limit)})" if limit else ""
@@ -154,7 +154,7 @@ def more_host_memory(context: Context) -> Draft | None:
 
 def planned_restart(context: Context) -> Draft | None:
     """A limit and a restart before the host is full."""
-    grown = context.bytes("slope_bytes_per_second")
+    grown = context.number("slope_bytes_per_second")
     pace = f" It grew by {format_bytes(grown * 3600)} an hour." if grown and grown > 0 else ""
     return Draft(
         id="planned-restart",
@@ -213,8 +213,8 @@ def stop_others(context: Context) -> Draft | None:
     """Name who holds the card, and stop or move it."""
     pids = [str(pid) for pid in _pids(context)]
     name = re.sub(r"[^\w.:+/ -]", "", str(context.finding.values.get("process_name") or ""))[:40]
-    held = context.bytes("other_process_bytes")
-    who = f"PID {', '.join(pids[:6])}" if pids else "what nvidia-smi shows"
+    held = context.number("other_process_bytes")
+    who = f"PID {', '.join(pids[:6])}" if pids else "that nvidia-smi lists"
     named = f" ({name})" if name else ""
     holding = f", {format_bytes(held)}" if held else ""
     return Draft(

@@ -82,7 +82,7 @@ def chunk_below_pool(context: Context) -> Draft | None:
     if context.name != "sglang":
         return None
     old = context.now_or_assumed(flag) or 0
-    free = context.bytes("available_tokens")
+    free = context.number("available_tokens")
     new = power_of_two_below(min(old / 2, free) if free else old / 2)
     if new < 512:
         return None
@@ -107,8 +107,8 @@ def fewer_sequences(context: Context) -> Draft | None:
             cost="Requests wait in the queue.",
             action=f"Limit the requests that {context.label} runs at the same time.",
         )
-    limit = context.bytes("seqs") or context.now_or_assumed(flag)
-    running = context.bytes("running")
+    limit = context.number("seqs") or context.now_or_assumed(flag)
+    running = context.number("running")
     if limit is None or (running is not None and 0 < running <= 4):
         return None  # a few large requests: their number is not the lever
     base = min(limit, running) if running else limit
@@ -124,7 +124,7 @@ def fit_sequences_to_pool(context: Context) -> Draft | None:
     limit = context.now_or_assumed(flag)
     if limit is None:
         return None
-    running, held = context.bytes("running"), context.max_concurrency
+    running, held = context.number("running"), context.max_concurrency
     base = min(limit, running) if running else limit
     new = int(base * 0.75) if running else int(base / 2)
     if held and held > new:
@@ -135,9 +135,9 @@ def fit_sequences_to_pool(context: Context) -> Draft | None:
 
 def fit_sequences_to_states(context: Context) -> Draft | None:
     """No more sequences than there are state blocks."""
-    blocks = context.bytes("blocks")
+    blocks = context.number("blocks")
     flag = context.flag("sequences")
-    asked = context.bytes("seqs") or context.now_or_assumed(flag)
+    asked = context.number("seqs") or context.now_or_assumed(flag)
     if flag is None or not asked:
         return None
     new = int(blocks) if blocks else int(asked / 2)
@@ -183,9 +183,9 @@ def fit_length_to_pool(context: Context) -> Draft | None:
     flag, old = context.flag("length"), context.max_model_len
     if flag is None:
         return None
-    best = context.bytes("estimated_max_len")
+    best = context.number("estimated_max_len")
     tokens = context.kv_tokens
-    needed, available = context.bytes("needed_kv_bytes"), context.bytes("available_kv_bytes")
+    needed, available = context.number("needed_kv_bytes"), context.number("available_kv_bytes")
     if not best and tokens and (old is None or tokens < old):
         best = tokens
     if not best and old and needed and available and needed > available > 0:
@@ -194,7 +194,7 @@ def fit_length_to_pool(context: Context) -> Draft | None:
         return shorter_context(context)
     new = floor_to(best, context.block_tokens)
     new = (
-        floor_to(best, 1024) if context.bytes("estimated_max_len") is None and best > 8192 else new
+        floor_to(best, 1024) if context.number("estimated_max_len") is None and best > 8192 else new
     )
     if new < 1 or (old is not None and new >= old):
         return None

@@ -110,7 +110,7 @@ def _raised(context: Context, old: float) -> float | None:
     engine, total = context.engine, context.total_bytes
     ceiling = _CEILING
     if context.name == "sglang":
-        suggested = context.bytes("suggested_fraction")
+        suggested = context.number("suggested_fraction")
         if suggested is not None:
             return min(ceil_hundredth(suggested), 0.98)
         if engine.available_gpu_bytes is not None:
@@ -120,7 +120,7 @@ def _raised(context: Context, old: float) -> float | None:
             ceiling = min(ceiling, floor_hundredth(old + spare / total))
     elif engine.free_at_start_bytes and total and context.at_least("0.9.1"):
         ceiling = min(ceiling, floor_hundredth(engine.free_at_start_bytes / total))
-    needed, available = context.bytes("needed_kv_bytes"), context.bytes("available_kv_bytes")
+    needed, available = context.number("needed_kv_bytes"), context.number("available_kv_bytes")
     wanted = old + 0.03 if old >= 0.85 else max(0.9, old + 0.05)
     if needed is not None and available is not None and total and needed > available:
         wanted = max(wanted, ceil_hundredth(old + (needed - available) / total) + 0.01)
@@ -130,8 +130,8 @@ def _raised(context: Context, old: float) -> float | None:
 def fit_share_to_free(context: Context) -> Draft | None:
     """Ask for no more than is free: below free divided by total, with a margin."""
     flag = context.flag("share")
-    free, total = context.bytes("free_bytes"), context.total_bytes
-    old = context.now(flag) or context.bytes("utilization") or context.now_or_assumed(flag)
+    free, total = context.number("free_bytes"), context.total_bytes
+    old = context.now(flag) or context.number("utilization") or context.now_or_assumed(flag)
     if flag is None or old is None:
         return None
     new = old - 0.03
@@ -185,7 +185,7 @@ def raise_pinned_kv(context: Context) -> Draft | None:
         return None
     if flag == "--num-gpu-blocks-override":
         return drop_block_override(context)
-    needed = context.bytes("needed_kv_bytes")
+    needed = context.number("needed_kv_bytes")
     new = floor_to(max(needed or 0, old * 1.1) + 64 * MIB, 64 * MIB)
     return Draft(
         id="raise-pinned-kv",
@@ -383,7 +383,7 @@ def language_model_only(context: Context) -> Draft | None:
 # ---------------------------------------------------------------- the allocator
 def expandable_segments(context: Context) -> Draft | None:
     """Segments that grow, where PyTorch holds enough memory in pieces that are too small."""
-    tried, held = context.bytes("tried_bytes"), context.bytes("reserved_unallocated_bytes")
+    tried, held = context.number("tried_bytes"), context.number("reserved_unallocated_bytes")
     if context.finding.cause != "fragmentation" and (held is None or tried is None or held < tried):
         return None
     if context.switched_on("--enable-sleep-mode") and not context.at_least("0.21.0"):

@@ -27,7 +27,7 @@ def no_custom_all_reduce(context: Context) -> Draft | None:
 def longer_context(context: Context) -> Draft | None:
     """A larger limit, where the KV pool would hold it."""
     flag, now, tokens = context.flag("length"), context.max_model_len, context.kv_tokens
-    asked = context.bytes("asked_tokens")
+    asked = context.number("asked_tokens")
     if not flag or not now or not tokens or not asked or not now < asked < tokens:
         return None
     new = -int(-asked // 1024) * 1024

@@ -61,7 +61,7 @@ def share_for_both(context: Context) -> Draft | None:
 
 def unblock_unified(context: Context) -> Draft | None:
     """Page cache counts as used on memory shared with the host."""
-    free = context.bytes("host_free_bytes")
+    free = context.number("host_free_bytes")
     seen = f" ({format_bytes(free)} free)" if free else ""
     return Draft(
         id="drop-page-cache",

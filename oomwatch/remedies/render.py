@@ -1,0 +1,214 @@
+"""Remedies as text to paste: an argument line, variables, Compose or Kubernetes YAML, Python.
+
+Only printed, never applied. What is rendered is the best remedy that changes a flag or variable,
+with those that combine with it; remedies are free of contradiction before they come here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from oomwatch.engines import flags, shell
+from oomwatch.engines.commandline import ServerCommand, parse_command, rebuild, rebuilt_words
+from oomwatch.errors import UsageError
+from oomwatch.records import EngineFacts, Remedy
+
+FORMATS: Final = ("args", "env", "compose", "k8s", "python")
+
+_AT_ONCE: Final = 3
+# Steps that cost much or replace each other: taken only as the best one, not on top of it.
+_ALONE: Final = frozenset(
+    [
+        "cpu-offload",
+        "drop-block-override",
+        "fix-kv-bytes",
+        "fp8-kv-cache",
+        "language-model-only",
+        "max-split-size",
+        "more-ranks",
+        "no-cuda-graphs",
+        "nccl-cumem-off",
+        "nccl-without-shm",
+        "no-speculation",
+        "quantize-online",
+        "shorter-context",
+        "tensor-instead-of-pipeline",
+        "v1-model-runner",
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Changes:
+    """What is to be changed, all together."""
+
+    set: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    shared_memory: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.set or self.unset or self.env or self.shared_memory)
+
+
+def combined(remedies: Sequence[Remedy]) -> Changes:
+    """The best remedy that can be written as settings, plus those that combine with it."""
+    able = [remedy for remedy in remedies if remedy.set or remedy.unset or remedy.env]
+    chosen = able[:1]
+    for remedy in able[1:]:
+        fits = remedy.id not in _ALONE and remedy.direction == chosen[0].direction
+        taken = {flag for other in chosen for flag in (*other.set, *other.unset, *other.env)}
+        if (
+            fits
+            and not taken & {*remedy.set, *remedy.unset, *remedy.env}
+            and len(chosen) < _AT_ONCE
+        ):
+            chosen.append(remedy)
+    if any({"--kv-cache-memory-bytes", "--num-gpu-blocks-override"} & {*r.set} for r in chosen):
+        chosen = [r for r in chosen if r.id not in ("lower-memory-share", "raise-memory-share")]
+    return Changes(
+        set={flag: value for remedy in chosen for flag, value in remedy.set.items()},
+        unset=tuple(dict.fromkeys(flag for remedy in chosen for flag in remedy.unset)),
+        env={name: value for remedy in chosen for name, value in remedy.env.items()},
+        shared_memory=bool(remedies) and remedies[0].id == "more-shared-memory",
+    )
+
+
+def render(remedies: Sequence[Remedy], engine: EngineFacts, fmt: str) -> str:
+    """The settings as text in one of `FORMATS`, without a last line end; "" if there are none.
+
+    Raises UsageError for another format, or for ``python`` with an engine that is not vLLM.
+    """
+    writer = _WRITERS.get(fmt)
+    if writer is None:
+        raise UsageError(f"unknown format {fmt!r}; choose one of {', '.join(FORMATS)}")
+    return writer(combined(remedies), engine)
+
+
+def _args(changes: Changes, engine: EngineFacts) -> str:
+    command = _command(engine)
+    if command is not None:
+        return rebuild(command, changes.set, changes.unset, changes.env)
+    return shell.quote(_flag_words(changes))
+
+
+def _env(changes: Changes, _engine: EngineFacts) -> str:
+    return "\n".join(f"{name}={value}" for name, value in changes.env.items())
+
+
+def _compose(changes: Changes, engine: EngineFacts) -> str:
+    if not changes:
+        return ""
+    service: dict[str, Any] = {}
+    if changes.shared_memory:
+        service["shm_size"] = "16gb"
+    if changes.env:
+        service["environment"] = dict(changes.env)
+    if changes.set or changes.unset:
+        service["command"], _ = _container_words(changes, engine)
+    return _yaml({"services": {_service(engine): service}})
+
+
+def _kubernetes(changes: Changes, engine: EngineFacts) -> str:
+    if not changes:
+        return ""
+    container: dict[str, Any] = {"name": _service(engine)}
+    pod: dict[str, Any] = {"containers": [container]}
+    if changes.set or changes.unset:
+        words, whole = _container_words(changes, engine)
+        container["command" if whole else "args"] = words
+    if changes.env:
+        container["env"] = [{"name": n, "value": v} for n, v in changes.env.items()]
+    if changes.shared_memory:
+        container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - that path is the point
+        pod["volumes"] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}]
+    return _yaml({"spec": {"template": {"spec": pod}}})
+
+
+def _python(changes: Changes, engine: EngineFacts) -> str:
+    if engine.engine is not None and not engine.engine.startswith("vllm"):
+        raise UsageError(f"--format python is for vLLM; this is {engine.engine}: use --format args")
+    lines = [f"# before importing vllm: os.environ[{n!r}] = {v!r}" for n, v in changes.env.items()]
+    lines += [f"# remove: {_keyword(flag)}" for flag in changes.unset]
+    for flag, value in changes.set.items():
+        off = flag.startswith("--no-")
+        name = _keyword("--" + flag.removeprefix("--no-") if off else flag)
+        lines.append(f"{name}={'False' if off else repr(_python_value(flag, value))},")
+    return "\n".join(lines)
+
+
+def _keyword(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
+
+
+def _python_value(flag: str, value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    number = flags.as_number(value)
+    if flag == "--cuda-graph-sizes":
+        return [number]
+    if number is not None:
+        return number
+    if str(value).startswith(("{", "[")):
+        try:
+            return json.loads(str(value))
+        except ValueError:
+            return value
+    return value
+
+
+def _command(engine: EngineFacts) -> ServerCommand | None:
+    """The old command, if it is known and starts a server."""
+    if not engine.command:
+        return None
+    parsed = parse_command(engine.command, version=engine.version)
+    return parsed if parsed.engine is not None and parsed.launch is not None else None
+
+
+def _container_words(changes: Changes, engine: EngineFacts) -> tuple[list[str], bool]:
+    """Words for a container, and whether they include the program.
+
+    A `docker run` is cut down to what follows the image, which its entry point takes.
+    """
+    command = _command(engine)
+    if command is None or command.launch is None:
+        return _flag_words(changes), False
+    image = command.launch.environment
+    if image is None:
+        return rebuilt_words(command, changes.set, changes.unset), True
+    rest = list(command.argv[image + 1 :])
+    inside = parse_command(rest, version=engine.version)
+    whole = inside.launch is not None
+    if not whole:
+        inside = parse_command(rest, engine=command.engine or "vllm", version=engine.version)
+    return rebuilt_words(inside, changes.set, changes.unset), whole
+
+
+def _flag_words(changes: Changes) -> list[str]:
+    words: list[str] = []
+    for flag, value in changes.set.items():
+        words += [flag] if value is True else [flag, str(value)]
+    return words
+
+
+def _service(engine: EngineFacts) -> str:
+    return re.sub(r"[^a-z0-9-]", "-", (engine.engine or "server").lower())[:40] or "server"
+
+
+def _yaml(tree: Mapping[str, Any]) -> str:
+    import yaml  # noqa: PLC0415 - slow to import, needed for two formats
+
+    return yaml.safe_dump(dict(tree), sort_keys=False, width=100, allow_unicode=False).rstrip("\n")
+
+
+_WRITERS: Final[Mapping[str, Callable[[Changes, EngineFacts], str]]] = {
+    "args": _args,
+    "env": _env,
+    "compose": _compose,
+    "k8s": _kubernetes,
+    "python": _python,
+}
