@@ -342,6 +342,15 @@ def test_container_of_docker(tmp_path):
     assert engine.recorded.log == str(path)
 
 
+def test_container_of_podman_in_a_unit(tmp_path):
+    cgroup = f"/system.slice/llm.service/libpod-payload-{ID}"
+    proc = fake_host(tmp_path, {50: (40, "vllm", SERVE, cgroup)})
+    open_on(proc, 50, d1="pipe:[77]", d2="pipe:[78]")
+    (engine,) = look_at(tmp_path, proc).engines
+    assert (engine.unit, engine.container) == ("llm.service", ID)
+    assert [(log.kind, log.name) for log in engine.logs] == [("unit", "llm.service")]
+
+
 @pytest.mark.parametrize("place", ["containers", "pods"])
 def test_pod_of_kubernetes(tmp_path, place):
     cgroup = (

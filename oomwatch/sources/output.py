@@ -114,6 +114,9 @@ def _container(owner: CgroupIdentity, var_root: str) -> LogLocation:
         path = Path(var_root, place)
         if path.exists():
             return LogLocation("container", identity, *_readable(path))
+    if owner.unit:
+        # Podman in a unit of systemd hands the output to that unit's journal by default.
+        return LogLocation("unit", owner.unit, reason="assumed, of a container run by a unit")
     return LogLocation("container", identity, reason="its runtime keeps the log elsewhere")
 
 

@@ -61,7 +61,7 @@ static u64 size(const char *text)
 static void fail(const char *line)
 {
     fprintf(stderr, "fakenvml: cannot read: %s\n", line);
-    abort();
+    _exit(70);
 }
 
 static struct device *device_of(int gpu)
