@@ -202,8 +202,9 @@ class Context:
     @property
     def max_concurrency(self) -> float | None:
         """Requests of full length that the KV pool holds at once."""
-        if self.engine.max_concurrency is not None:
-            return self.engine.max_concurrency
+        printed = _number(self.engine.max_concurrency)
+        if printed is not None:
+            return printed
         tokens, length = self.kv_tokens, self.max_model_len
         return tokens / length if tokens and length else None
 
@@ -227,6 +228,7 @@ class Context:
         return self.engine.block_size_tokens or 16
 
 
+_SMALLEST: Final = 1e-4
 _LARGEST: Final = 2**62
 
 Move = Callable[[Context], Draft | None]
@@ -285,4 +287,6 @@ def json_object(value: Any) -> dict[str, Any]:
 
 def _number(value: Any) -> float | None:
     number = flags.as_number(value)
-    return number if number is not None and abs(number) <= _LARGEST else None
+    if number is None or not (number == 0 or _SMALLEST <= abs(number) <= _LARGEST):
+        return None
+    return number
