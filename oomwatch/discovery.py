@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from oomwatch.engines.commandline import ServerCommand, parse_command
+from oomwatch.engines.endpoints import metrics_endpoint
 from oomwatch.engines.processes import (
     HolderKind,
     Role,
@@ -25,7 +26,7 @@ from oomwatch.engines.processes import (
     read_title,
 )
 from oomwatch.records import GpuProcessSample, RecordedEngine
-from oomwatch.sources.descriptors import Listener, gpu_nodes, listeners, own_address
+from oomwatch.sources.descriptors import gpu_nodes, listeners, own_address
 from oomwatch.sources.installed import installed_version
 from oomwatch.sources.nvml import NvmlReading, Roots, read_gpus
 from oomwatch.sources.output import LogLocation, find_logs
@@ -91,17 +92,6 @@ class Discovery:
     notes: tuple[str, ...] = ()
 
 
-# Ports that the engines listen on when none is given, and the flag that turns metrics on, if any.
-_DEFAULT_PORTS: Final[Mapping[str, int]] = {
-    "vllm": 8000,
-    "sglang": 30000,
-    "tgi": 3000,
-    "lmdeploy": 23333,
-    "llama.cpp": 8080,
-    "ollama": 11434,
-}
-_METRICS_FLAGS: Final = {"sglang": "--enable-metrics", "llama.cpp": "--metrics"}
-_NO_METRICS: Final = {"ollama": "Ollama has no metrics page"}
 _PACKAGES: Final = {"vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy"}
 
 # Variables that engines, PyTorch and CUDA read; others, and all secrets, are left where they are.
@@ -315,33 +305,17 @@ class _Finder:
         """Address of the metrics page, port, and why there is none (or what is uncertain)."""
         if group.orphan:
             return None, None, "its server is gone"
-        if group.engine in _NO_METRICS:
-            return None, None, _NO_METRICS[group.engine]
-        arguments = group.command.arguments if group.command else {}
-        if "--uds" in arguments:
-            return None, None, "it listens on a Unix socket only"
-        if arguments.get("--headless") is True:
-            return None, None, "it was started headless; the metrics are on its first node"
-        flag = _METRICS_FLAGS.get(group.engine)
-        if flag and arguments.get(flag) is not True:
-            return None, _port(arguments, group.engine), f"it was started without {flag}"
         # Engine cores and workers listen too, for each other.
-        found = [
+        listening = [
             listener
             for process, role, _ in group.members
             if role in ("server", "api", "script")
             for listener in listeners(process.pid, proc_root=self._proc_root)
         ]
-        port = _port(arguments, group.engine) if group.command else None
-        listener, reason = _choose(found, port)
-        if listener is None:
-            return None, port, reason
-        scheme = "https" if "--ssl-keyfile" in arguments else "http"
+        arguments = group.command.arguments if group.command else None
+        endpoint = metrics_endpoint(group.engine, arguments, listening)
         address = own_address(group.root.pid, proc_root=self._proc_root)
-        host = address or _reachable(listener.host)
-        if arguments.get("--disable-log-stats") is True:
-            reason = "--disable-log-stats leaves its figures out"
-        return f"{scheme}://{host}:{listener.port}/metrics", listener.port, reason
+        return endpoint.url(address=address), endpoint.port, endpoint.reason
 
 
 def _member(process: ProcessInfo) -> tuple[ProcessInfo, Role, str | None]:
@@ -400,35 +374,6 @@ def _telling(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(environment.items())
         if _TELLING_VARIABLE.fullmatch(name) and not _SECRET.search(name) and value.isprintable()
     }
-
-
-def _port(arguments: Mapping[str, object], engine: str) -> int | None:
-    given = str(arguments.get("--port", ""))
-    return int(given) if given.isascii() and given.isdigit() else _DEFAULT_PORTS.get(engine)
-
-
-def _choose(found: list[Listener], port: int | None) -> tuple[Listener | None, str | None]:
-    """The listening socket of the server: the one on its port, or the only one there is."""
-    on_port = [listener for listener in found if listener.port == port]
-    if on_port:
-        return on_port[0], None
-    ports = sorted({listener.port for listener in found})
-    if len(ports) == 1:
-        return found[0], None
-    if not ports:
-        if port is None:
-            return None, "it listens on no port that can be seen"
-        return Listener("127.0.0.1", port), f"port {port} is not seen to listen (still starting?)"
-    if port is None:
-        return None, f"it listens on several ports: {', '.join(map(str, ports[:8]))}"
-    return Listener("127.0.0.1", port), f"port {port} is not among those that it listens on"
-
-
-def _reachable(host: str) -> str:
-    """The address to ask from here, of a socket that is bound to `host`."""
-    if host in ("0.0.0.0", "::", "::1", "127.0.0.1"):  # noqa: S104 - compared, not bound
-        return "[::1]" if host == "::1" else "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
 
 
 def _unique(name: str, ids: set[str]) -> str:
