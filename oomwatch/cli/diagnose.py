@@ -185,6 +185,7 @@ def parse_time(text: str | None, now: float) -> float | None:
 
     Raises:
         UsageError: it is neither.
+
     """
     if text is None:
         return None
@@ -203,6 +204,7 @@ def run_diagnosis(options: Options) -> Diagnosis:
     Raises:
         NoInputError: nothing of what was named could be read.
         UsageError: an option makes no sense.
+
     """
     from oomwatch.diagnose.judge import diagnose
 

@@ -81,6 +81,7 @@ class Gatherer:
         Raises:
             NoInputError: not one of several inputs could be read.
             UsageError: the model configuration is no JSON object.
+
         """
         options = self.options
         config = self._model_config()

@@ -150,9 +150,10 @@ class Extractor:
         bare = not line.prefixed and line.process is None and line.pid is None and line.rank is None
         if bare:
             last = self._last.get(line.source)
-            if last is not None and (last in self._open or last in self._message):
-                if _TRACEBACK not in line.text or line.text[:1].isspace() or last in self._message:
-                    return last
+            goes_on = last is not None and (last in self._open or last in self._message)
+            opens = _TRACEBACK in line.text and not line.text[:1].isspace()
+            if last is not None and goes_on and (not opens or last in self._message):
+                return last
         self._last[line.source] = key
         return key
 
@@ -292,7 +293,7 @@ def access_status(text: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _is_exception(name: str, after_frames: bool) -> bool:  # noqa: FBT001 - one private predicate
+def _is_exception(name: str, after_frames: bool) -> bool:
     return bool(_EXCEPTION_NAME.search(name)) or (after_frames and "." in name)
 
 
@@ -338,7 +339,7 @@ def _standalone(
     return _failure(name, text[:_MAX_MESSAGE], line, order, (frame,) if frame else (), (), "", ())
 
 
-def _failure(
+def _failure(  # noqa: PLR0917 - the fields of a failure, once
     name: str,
     text: str,
     line: LogLine,

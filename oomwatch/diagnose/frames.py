@@ -67,13 +67,13 @@ _CONVERSION: Final = re.compile(
 )
 _DRAFT: Final = re.compile(
     r"(?:eagle_worker|draft_worker|mtp_worker|spec_decode|eagle|medusa|draft)\w*\.py:(?:__init__|load_model|init_\w+)\b",
-    re.I,
+    re.IGNORECASE,
 )
 _COMPILER: Final = re.compile(
     r"(?:torch/_inductor|torch/_dynamo|torch/_functorch|compile_fx|/inductor/|triton/compiler|triton/runtime/autotuner)"
 )
 _PARTS: Final[tuple[tuple[Part, re.Pattern[str]], ...]] = tuple(
-    (part, re.compile(pattern, re.I))  # type: ignore[misc]
+    (part, re.compile(pattern, re.IGNORECASE))  # type: ignore[misc]
     for part, pattern in (
         (
             "logprobs",

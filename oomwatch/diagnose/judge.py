@@ -201,9 +201,8 @@ def _healthy(facts: Facts) -> bool:
         facts.run is not None
         and not facts.is_document
         and (facts.run.served or facts.run.reached("ready"))
-        or bool(
-            facts.series.engine or (facts.series.gpus and facts.run is None and facts.engine.engine)
-        )
+    ) or bool(
+        facts.series.engine or (facts.series.gpus and facts.run is None and facts.engine.engine)
     )
 
 

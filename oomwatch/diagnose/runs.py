@@ -187,7 +187,7 @@ class RunBuilder:
         if line.prefixed and not self._fenced:
             self._prefixed += 1
             self.runs[-1].prefixed_lines += 1
-        if line.stream is not None or line.at is not None and not line.prefixed:
+        if line.stream is not None or (line.at is not None and not line.prefixed):
             self._wrapped += 1
         if not line.prefixed:
             stripped = text.lstrip()
@@ -202,7 +202,7 @@ class RunBuilder:
         """Prose with quotes: Markdown fences or headings, and no line a program wrote outside them."""
         if self._prefixed > 0 or self._wrapped > 0:
             return False
-        return self._fences >= 2 or self._headings >= 2  # noqa: PLR2004 - one may be chance
+        return self._fences >= 2 or self._headings >= 2
 
     def close(self) -> list[Run]:
         """Every run that said something, oldest first."""

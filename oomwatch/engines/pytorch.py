@@ -24,7 +24,7 @@ from oomwatch.units import parse_size
 _SIZE: Final = r"[0-9][0-9.]*\s?(?:[KMGT]i?B|bytes)"
 _TRIED: Final = re.compile(
     rf"(?:(?P<device>CUDA|HIP|XPU|NPU|MUSA|MPS)(?: backend)? )?out of memory[.,:]?.{{0,80}}?Tried to allocate (?P<tried>{_SIZE})",
-    re.I,
+    re.IGNORECASE,
 )
 _MODERN: Final = re.compile(
     rf"GPU (?P<gpu>\d+) has a total capac(?:i)?ty of (?P<total>{_SIZE}) of which (?P<free>{_SIZE}) is free"
@@ -255,7 +255,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     Pattern(
         "nccl.shm",
         "oom",
-        "/dev/shm",
+        "/dev/shm",  # noqa: S108 - a word to look for
         r"(?:[Ee]rror while creating shared memory segment /dev/shm|/dev/shm/nccl-\S+.{0,120}(?:No space left|failed)|unable to (?:open|allocate) shared memory.{0,80}(?:No space left|/dev/shm|/torch_))",
         "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-AbCd12 (size 9637888)",
         "..",

@@ -51,6 +51,7 @@ def found(
 
     Raises:
         KeyError: the cause is not one of the contract.
+
     """
     cls = class_of(cause)
     if cls is None:

@@ -52,7 +52,7 @@ def kernel_kill(facts: Facts) -> Finding | None:
         "stage": _stage(facts),
     }
     evidence = [victim.evidence(), *_growers(facts, pid), *_last_words(facts)]
-    cause, why = _kill_cause(facts, victim, kills)
+    cause, why = _kill_cause(facts, victim)
     holding = f" ({format_bytes(rss)} resident)" if rss else ""
     return found(
         facts,
@@ -108,9 +108,7 @@ def _stage(facts: Facts) -> str:
     return "serving" if run.served or run.reached("ready") else run.stage
 
 
-def _kill_cause(
-    facts: Facts, victim: KernelCitation, kills: Sequence[KernelCitation]
-) -> tuple[str, str]:
+def _kill_cause(facts: Facts, victim: KernelCitation) -> tuple[str, str]:
     comm = str(victim.event.fields.get("comm") or "")
     if _COMPILER_COMM.match(comm) or _compiling(facts):
         return "host_oom_jit", " while kernels were being compiled"

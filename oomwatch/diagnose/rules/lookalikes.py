@@ -174,7 +174,7 @@ def hang(facts: Facts) -> Finding | None:
     run = facts.run
     if event is None or run is None or run.last is None or facts.failures:
         return None
-    if not facts.served and not facts.ready or event.line.number < run.last.number - 60:
+    if (not facts.served and not facts.ready) or event.line.number < run.last.number - 60:
         return None
     return found(
         facts,
@@ -247,7 +247,7 @@ def unnamed(facts: Facts) -> Finding | None:
     first = next((part.strip() for part in chosen.message.split("\n") if part.strip()), "")
     detail = f"{chosen.name}: {first}"[:220]
     values = {"frame": telling_frame(chosen.frames), "stage": find_stage(chosen.frames)}
-    if facts.served or facts.ready and not facts.run_failed_to_start:
+    if facts.served or (facts.ready and not facts.run_failed_to_start):
         if not engine and not facts.messengers:
             return None
         return found(
@@ -388,7 +388,7 @@ def killed(facts: Facts) -> Finding | None:
         line, order = dead.line, dead.order
     else:
         order = event.order
-    if line is None or stop is not None and stop.order < order:
+    if line is None or (stop is not None and stop.order < order):
         return None
     signal = _signal(event.fields) if event else None
     code = event.fields.get("exit_code") if event else None
@@ -461,7 +461,7 @@ def wrapper_only(facts: Facts) -> Finding | None:
     unseen = (
         "The lines of the engine core and its workers, where the cause stands: this log holds only the messenger.",
     )
-    if facts.served or facts.ready and not facts.run_failed_to_start:
+    if facts.served or (facts.ready and not facts.run_failed_to_start):
         return found(
             facts,
             "irregular_unknown",

@@ -226,7 +226,7 @@ def _by_part(facts: Facts, failure: Failure, part: Part | None, values: dict[str
         if part == "speculation" and not facts.speculative:
             return _activation(facts)
         return named[part]
-    if facts.engine.engine in ("lmdeploy",) or (facts.engine.engine is None and not failure.frames):
+    if facts.engine.engine == "lmdeploy" or (facts.engine.engine is None and not failure.frames):
         return (
             "concurrency_burst_peak",
             0.65,

@@ -6,6 +6,7 @@ every activation peak.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -290,12 +291,12 @@ def _preemptions(
         return None, None
     grown = sum(
         max(0.0, (b.preemptions_total or 0) - (a.preemptions_total or 0))
-        for a, b in zip(counted, counted[1:], strict=False)
+        for a, b in itertools.pairwise(counted)
     )
     begin = next(
         (
             i
-            for i, (a, b) in enumerate(zip(counted, counted[1:], strict=False))
+            for i, (a, b) in enumerate(itertools.pairwise(counted))
             if (b.preemptions_total or 0) > (a.preemptions_total or 0)
         ),
         0,
@@ -441,8 +442,7 @@ def blocks_not_returned(facts: Facts) -> Finding | None:
     if (
         not (len(empty) >= 2 or (impossible and len(idle) >= 3))
         or seconds < 60
-        or usual > 64
-        and len(empty) < 2
+        or (usual > 64 and len(empty) < 2)
     ):
         return None
     return found(

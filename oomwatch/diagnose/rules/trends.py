@@ -94,9 +94,8 @@ def _growing_holder(facts: Facts) -> HolderTrend | None:
 
 def _one_step(trend: Trend) -> bool:
     """Whether the rise is one jump: filling the card at start, or a last peak."""
-    return (
-        trend.high - trend.last > _STEP_SHARE * trend.grown
-        or trend.first < 0.3 * trend.last
+    return trend.high - trend.last > _STEP_SHARE * trend.grown or (
+        trend.first < 0.3 * trend.last
         and trend.late_slope_per_second * trend.seconds < 0.2 * trend.grown
     )
 
@@ -266,9 +265,8 @@ def warm_up(facts: Facts) -> Finding | None:
     if not settled:
         return None
     lead = max(settled, key=lambda p: p.rss.grown)
-    if (
-        facts.failures
-        or facts.run is not None
+    if facts.failures or (
+        facts.run is not None
         and facts.run.stage not in ("init", "ready", "serving")
         and lead.rss.seconds < 1800
     ):
