@@ -38,6 +38,7 @@ LITERALS: Final = (
     Literal(b"fail"),
     Literal(b"illed"),  # Killed, killed by SIGKILL
     Literal(b" died"),
+    Literal(b"unexpectedly"),
     Literal(b"root cause"),
     Literal(b"Shutting down"),
     Literal(b"Watchdog"),

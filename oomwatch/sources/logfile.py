@@ -29,7 +29,7 @@ from oomwatch.sources.logformat_export import ExportParser, Record, is_export
 from oomwatch.sources.logformat_lines import Piece, RawLine, split_lines
 from oomwatch.sources.logformat_prefix import Header, take_prefix
 from oomwatch.sources.logformat_time import Clock
-from oomwatch.sources.scan import choose_pieces
+from oomwatch.sources.scan import SMALL, choose_pieces
 
 Progress = Callable[[int, int | None], None]
 
@@ -75,7 +75,8 @@ def read_log(
     `full`: else their beginning, their end, and what surrounds telling lines. `progress` is called
     with the bytes read and the file's size, None if unknown. `note` hears what a report should say
     about the reading. Times without an offset are taken to be in `zone` (default: this machine's);
-    a missing year follows from `written_at` (default: the file's last change).
+    a missing year follows from `written_at` (default: the file's last change). What is wrong with
+    an archive is known, and noted, once its last line was given.
 
     Raises SourceUnavailable, PermissionDeniedError or NoDataError at once, before the first line.
     """
@@ -99,6 +100,8 @@ def read_stream(
     """The lines of an open stream, which is closed at the end; arguments as for `read_log`."""
     with stream:
         blocks = Blocks(stream)
+        if note is not None and not full and size is not None and size > SMALL and not blocks.kind:
+            note(f"{name}: large, so read at its ends and around telling lines")
         pieces = choose_pieces(_reported(blocks, size, progress), full=full)
         yield from _read_pieces(pieces, name, clock)
         if blocks.damage is not None and note is not None:

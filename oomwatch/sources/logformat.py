@@ -44,9 +44,10 @@ _CRI: Final = re.compile(
     r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) "
     r"(stdout|stderr) ([FP])(?:$| )"
 )
+# Behind a bare time stamp, `CUDA error:` looks like a host and a program: one needs its pid here.
 _SHORT_ISO: Final = re.compile(
-    r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d| [A-Z]{3,5})?) "
-    r"([A-Za-z0-9_.-]{1,80}) ([\w.@:/+-]{1,80})(?:\[(\d{1,10})\])?: ?"
+    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?[+-]\d\d:?\d\d) "
+    r"([A-Za-z0-9_.-]{1,80}) (?:([\w.@:/+-]{1,80})\[(\d{1,10})\]|(kernel)): ?"
 )
 _SHORT_FULL: Final = re.compile(
     r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) "
@@ -219,7 +220,7 @@ class Unwrapper:
         if starts_record(text):
             return text
         match = _SHORT_ISO.match(text)
-        if match is not None and match.group(3).rstrip("[") not in _LEVEL_NAMES:
+        if match is not None:
             self._take_time(match.group(1), envelope)
             return self._take_short(match, text, envelope)
         match = _STAMP.match(text)
@@ -259,7 +260,7 @@ class Unwrapper:
         return self._take_short(match, text, envelope)
 
     def _take_short(self, match: re.Match[str], text: str, envelope: Envelope) -> str:
-        envelope.process = match.group(3)
+        envelope.process = match.group(3) or "kernel"
         envelope.pid = int(match.group(4)) if match.group(4) else None
         self._indent, self._indented = " " * match.end(), envelope
         return text[match.end() :]

@@ -256,3 +256,36 @@ def test_zone_is_a_setting():
     east = datetime.timezone(datetime.timedelta(hours=8))
     assert read("plain.log", zone=east)[0].at == FIRST - 8 * 3600
     assert read("cri.log", zone=east)[0].at == pytest.approx(FIRST, abs=1)  # has an offset
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2025-03-12T06:09:16.1Z CUDA error: out of memory",
+        "2025-03-12T06:09:16.1+08:00 CUDA error: out of memory",
+        "2025-03-12 06:09:16 CUDA error: out of memory",
+        "[pod/vllm-0/server] CUDA error: out of memory",
+        "2025-03-12T06:09:16+0000 gpu-01 vllm[7]: CUDA error: out of memory",
+        "2025-03-12T06:09:16+0000 gpu-01 kernel: CUDA error: out of memory",
+        "CUDA error: out of memory",
+    ],
+)
+def test_text_is_not_taken_for_a_wrapper(tmp_path, line):
+    (tmp_path / "a.log").write_text(line + "\n")
+    assert [each.text for each in read_log(str(tmp_path / "a.log"))] == [
+        "CUDA error: out of memory"
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO | not a service",
+        "| GPU  Name        Persistence-M | Bus-Id |",
+        "slot      release: id  0 | task 7 | stop processing",
+        "a b | c",
+    ],
+)
+def test_bars_and_tables_are_not_compose(tmp_path, line):
+    (tmp_path / "a.log").write_text(line + "\n")
+    assert [each.text for each in read_log(str(tmp_path / "a.log"))] == [line]

@@ -191,7 +191,7 @@ READER = """
 import re, sys
 from oomwatch.sources.logfile import read_log
 count = 0
-for line in read_log(sys.argv[1]):
+for line in read_log(sys.argv[1], note=lambda note: print(note.rpartition(": ")[2])):
     count += 1
     if line.process == "EngineCore":
         print(line.number, line.level, line.text)
@@ -215,7 +215,8 @@ def test_large_file_end_to_end_in_bounded_memory(tmp_path):
         text=True,
         cwd=Path(__file__).parents[2],
     )
-    found, counts = done.stdout.splitlines()
+    note, found, counts = done.stdout.splitlines()
+    assert note == "large, so read at its ends and around telling lines"
     assert found == "600001 ERROR EngineCore encountered a fatal error."
     count, peak_mib = map(int, counts.split())
     assert count < 60_000
