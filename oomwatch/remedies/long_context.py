@@ -11,7 +11,7 @@ from oomwatch.remedies import moves_host as host
 from oomwatch.remedies import moves_load as load
 from oomwatch.remedies import moves_memory as memory
 from oomwatch.remedies import moves_pool as pool
-from oomwatch.remedies.actions import act, on_engine, upgrade, upgrade_before
+from oomwatch.remedies.actions import act, upgrade, upgrade_before
 from oomwatch.remedies.context import Move
 from oomwatch.remedies.plans import Plan
 
@@ -169,16 +169,7 @@ PLANS: Final[dict[str, Plan]] = {
     "kv_slot_exhausted": Plan(
         "more_kv",
         load.fewer_sequences,
-        on_engine(
-            "llama.cpp",
-            act(
-                "larger-context",
-                "Raise the context size",
-                "Raise --ctx-size: it is divided among the parallel slots.",
-                why="No slot has room for the batch.",
-                cost="More KV memory.",
-            ),
-        ),
+        load.larger_context,
         CAP_ANSWERS,
     ),
     "unified_memory_prefill_growth": Plan(

@@ -203,6 +203,23 @@ def fit_length_to_pool(context: Context) -> Draft | None:
     )
 
 
+def larger_context(context: Context) -> Draft | None:
+    """A larger cache, where it is divided among parallel slots (llama.cpp)."""
+    flag = context.flag("length")
+    old = context.now(flag)
+    if context.name != "llama.cpp" or flag is None:
+        return None
+    new = int(old * 2) if old else None
+    return Draft(
+        id="larger-context",
+        title=f"Raise {flag}" + (f" to {new}" if new else ""),
+        why="The context is divided among the parallel slots, and no slot had room for the batch.",
+        cost="More KV memory.",
+        set={flag: new} if new else {},
+        action=None if new else f"Raise {flag}: it is divided among the parallel slots.",
+    )
+
+
 def _shorter(flag: str, new: int, old: float | None, reason: str) -> Draft:
     before = f" instead of {format_count(old)}" if old else ""
     return Draft(

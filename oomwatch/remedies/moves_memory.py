@@ -247,10 +247,20 @@ def fp8_kv(context: Context) -> Draft | None:
         id="fp8-kv-cache",
         title="Store the KV cache as FP8",
         why="Half the bytes per token: about twice the tokens in the same memory.",
-        cost="Some accuracy; needs an attention backend that reads FP8 on this card "
-        "(on A100 FlashInfer only), else the start is refused.",
+        cost="Some accuracy; needs an attention backend that reads FP8 on this card"
+        + f"{_fp8_limits(context)}.",
         set={flag: "fp8"},
     )
+
+
+def _fp8_limits(context: Context) -> str:
+    """Where FP8 does not work, and what does there instead."""
+    if context.name != "vllm":
+        return ""
+    if context.generation == "V1" and not context.at_least("0.10.0"):
+        return ", else (all but Hopper) this release falls back to V0"
+    other = "; int8_per_token_head runs on any card" if context.at_least("0.20.0") else ""
+    return f" (on A100 only FlashInfer), else the start is refused{other}"
 
 
 # ---------------------------------------------------------------- weights

@@ -480,6 +480,13 @@ def test_sglang_fraction_is_not_raised_without_slack() -> None:
     }
 
 
+def test_slots_of_llama_cpp() -> None:
+    facts = engine("llama.cpp", "b9722", arguments={"--ctx-size": "8192", "--parallel": "4"})
+    found = by_id("kv_slot_exhausted", facts)
+    assert found["fewer-sequences"].set == {"--parallel": "2"}
+    assert found["larger-context"].set == {"--ctx-size": "16384"}
+
+
 def test_hostile_process_names_stay_harmless() -> None:
     action = first(
         "colocated_tenant", engine(), process_name="\x1b[31m<evil>\n" * 50, other_pids=("x", 3)
