@@ -6,6 +6,7 @@ from the configuration classes of transformers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -60,6 +61,9 @@ FAMILY_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
 _NESTED: Final = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
+_LARGEST: Final = 2**40  # beyond any size of a model; keeps hostile files from costing time
+
+
 class Reader:
     """Looks a key up in the text part, then outside it, then in the family's defaults."""
 
@@ -86,18 +90,37 @@ class Reader:
         return default
 
     def size(self, *names: str, default: int | None = None) -> int:
-        """A positive integer; a list (per-layer widths) counts by its largest entry."""
+        """A positive integer; a list (per-layer widths) counts by its largest entry.
+
+        Raises UsageError when there is none and nothing stands in for it.
+        """
         value = self.get(*names)
-        if isinstance(value, list) and value and all(isinstance(x, int) for x in value):
-            value = max(value)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        if isinstance(value, list):
+            value = max((x for x in value if _is_number(x)), default=None)
+        if not _is_number(value) or not 0 < value <= _LARGEST:
             if default is None:
                 raise UsageError(
                     f"the model config has no usable {names[0]}; give a config.json of a text model"
                 )
             return default
-        return int(value)
+        return max(1, int(value))
+
+    def number(self, *names: str, default: int = 0) -> int:
+        """As `size`, where 0 is a value too."""
+        value = self.get(*names)
+        if isinstance(value, list):
+            value = max((x for x in value if _is_number(x)), default=None)
+        return int(value) if _is_number(value) and 0 <= value <= _LARGEST else default
+
+    def items(self, *names: str) -> list[Any]:
+        """A list, or an empty one."""
+        value = self.get(*names)
+        return value if isinstance(value, list) else []
 
     def flag(self, name: str, default: bool = False) -> bool:
         """A switch."""
         return bool(self.get(name, default=default))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -20,8 +20,10 @@ from oomwatch.memory.model_config import (
     ModelConfig,
     Recurrent,
 )
+from oomwatch.memory.positions import max_model_len, rope_cache_bytes
 from oomwatch.memory.vision import read_tower
 
+_MOST_LAYERS: Final = 2000  # no model has more; keeps hostile files from costing time
 _QKV_BIAS: Final = frozenset({"qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text"})
 _QK_NORM: Final = {
     "qwen3": "head",
@@ -50,39 +52,35 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         raw = _from_mistral_params(raw)
     read = Reader(raw)
     hidden = read.size("hidden_size", "d_model", "n_embd")
-    count = read.size("num_hidden_layers", "n_layer", "num_layers")
+    count = min(read.size("num_hidden_layers", "n_layer", "num_layers"), _MOST_LAYERS)
     heads = read.size("num_attention_heads", "n_head")
     if read.model_type == "gpt2" or read.flag("is_encoder_decoder"):
         read.unknown.append(f"layout of {read.model_type or 'this model'}")
     layers = tuple(_layer(read, index, count, hidden, heads) for index in range(count))
-    architectures = raw.get("architectures") or read.inner.get("architectures") or ["unknown"]
+    names = read.items("architectures")
+    quantization = read.get("quantization_config", "compression_config")
     return ModelConfig(
-        architecture=str(architectures[0]),
+        architecture=str(names[0]) if names else "unknown",
         model_type=read.model_type,
         dtype_bytes=DTYPE_BYTES.get(str(read.get("torch_dtype", "dtype", default="bfloat16")), 2),
         hidden=hidden,
         vocab=read.size("vocab_size"),
         tied_embeddings=read.flag("tie_word_embeddings"),
         layers=layers,
-        max_model_len=_max_model_len(read),
-        rope_cache_bytes=_rope_cache_bytes(read, layers),
+        max_model_len=max_model_len(read),
+        rope_cache_bytes=rope_cache_bytes(read, layers),
         norms_per_layer=4 if read.model_type in _FOUR_NORMS else 2,
         vision=read_tower(read, hidden),
-        quantization=read.get("quantization_config", "compression_config"),
-        mtp_layers=int(
-            read.get(
-                "num_nextn_predict_layers",
-                "mtp_num_hidden_layers",
-                "mtp_transformer_layers",
-                default=0,
-            )
+        quantization=quantization if isinstance(quantization, Mapping) else None,
+        mtp_layers=read.number(
+            "num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_transformer_layers"
         ),
         unknown=tuple(dict.fromkeys(read.unknown)),
     )
 
 
 def _from_mistral_params(raw: Mapping[str, Any]) -> dict[str, Any]:
-    moe = raw.get("moe") or {}
+    moe = raw["moe"] if isinstance(raw.get("moe"), Mapping) else {}
     return {
         "architectures": ["MistralForCausalLM"],
         "model_type": "mixtral" if moe else "mistral",
@@ -107,7 +105,7 @@ def _layer(read: Reader, index: int, count: int, hidden: int, heads: int) -> Lay
     kind = _layer_kind(read, index)
     mixer: Mixer
     if kind == "recurrent":
-        mixer = _recurrent(read)
+        mixer = _recurrent(read, hidden)
     elif read.get("kv_lora_rank") and read.get("qk_rope_head_dim"):
         mixer = _latent(read, index, heads)
     else:
@@ -117,8 +115,8 @@ def _layer(read: Reader, index: int, count: int, hidden: int, heads: int) -> Lay
 
 def _layer_kind(read: Reader, index: int) -> str:
     """``full``, ``sliding``, ``chunked`` or ``recurrent``."""
-    types = read.get("layer_types", "layers_block_type")
-    if isinstance(types, list) and index < len(types):
+    types = read.items("layer_types", "layers_block_type")
+    if index < len(types):
         name = str(types[index])
         if name in ("linear_attention", "mamba", "mamba2", "linear", "recurrent"):
             return "recurrent"
@@ -127,24 +125,17 @@ def _layer_kind(read: Reader, index: int) -> str:
         if "chunked" in name:
             return "chunked"
         return "full"
-    interval = read.get("full_attention_interval")
+    interval = read.number("full_attention_interval")
     if interval and read.get("linear_num_value_heads"):
-        return "full" if (index + 1) % int(interval) == 0 else "recurrent"
-    period = read.get("attn_layer_period")
+        return "full" if (index + 1) % interval == 0 else "recurrent"
+    period = read.number("attn_layer_period")
     if period:  # Jamba
-        return (
-            "full"
-            if index % int(period) == int(read.get("attn_layer_offset") or 0)
-            else "recurrent"
-        )
+        attends = index % period == read.number("attn_layer_offset")
+        return "full" if attends else "recurrent"
     if read.model_type == "llama4_text":
-        no_rope = read.get("no_rope_layers")
-        rope = (
-            no_rope[index]
-            if isinstance(no_rope, list) and len(no_rope) > index
-            else (index + 1) % 4
-        )
-        return "chunked" if rope else "full"
+        rotary = read.items("no_rope_layers")
+        keeps = rotary[index] if index < len(rotary) else (index + 1) % 4
+        return "chunked" if keeps else "full"
     if _window(read) is None:
         return "full"
     pattern = read.get("sliding_window_pattern", "_sliding_window_pattern")
@@ -171,7 +162,7 @@ def _window(read: Reader) -> int | None:
 def _attention(
     read: Reader, index: int, *, count: int, kind: str, hidden: int, heads: int
 ) -> Attention:
-    head_dim = read.size("head_dim", default=hidden // heads)
+    head_dim = read.size("head_dim", default=max(1, hidden // heads))
     kv_heads = read.size("num_key_value_heads", "multi_query_group_num", default=heads)
     if read.get("multi_query") is True and not read.get("num_key_value_heads"):
         kv_heads = 1
@@ -179,7 +170,7 @@ def _attention(
         head_dim = read.size("global_head_dim")
         kv_heads = read.size("num_global_key_value_heads", default=kv_heads)
     bias = read.flag("attention_bias") or read.flag("qkv_bias")
-    shared = int(read.get("num_kv_shared_layers", default=0))
+    shared = read.number("num_kv_shared_layers")
     return Attention(
         heads=heads,
         kv_heads=kv_heads,
@@ -196,22 +187,22 @@ def _attention(
 
 
 def _latent(read: Reader, index: int, heads: int) -> LatentAttention:
-    types = read.get("indexer_types")
-    own = not isinstance(types, list) or index >= len(types) or types[index] != "shared"
+    types = read.items("indexer_types")
+    own = index >= len(types) or types[index] != "shared"
     return LatentAttention(
         heads=heads,
-        q_lora_rank=read.get("q_lora_rank"),
+        q_lora_rank=read.number("q_lora_rank") or None,
         kv_lora_rank=read.size("kv_lora_rank"),
         nope_dim=read.size("qk_nope_head_dim"),
         rope_dim=read.size("qk_rope_head_dim"),
         value_dim=read.size("v_head_dim"),
-        index_heads=int(read.get("index_n_heads", default=0)),
-        index_dim=int(read.get("index_head_dim", default=0)) if read.get("index_topk") else 0,
+        index_heads=read.number("index_n_heads"),
+        index_dim=read.number("index_head_dim") if read.get("index_topk") else 0,
         has_indexer=bool(read.get("index_topk")) and own,
     )
 
 
-def _recurrent(read: Reader) -> Recurrent:
+def _recurrent(read: Reader, hidden: int) -> Recurrent:
     kernel = read.size("linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel", default=4)
     if read.get("linear_num_value_heads"):
         key_dim = read.size("linear_num_key_heads") * read.size("linear_key_head_dim")
@@ -226,10 +217,13 @@ def _recurrent(read: Reader) -> Recurrent:
             state_dtype_bytes=DTYPE_BYTES.get(str(read.get("mamba_ssm_dtype", default="auto")), 2),
             key_dim=key_dim,
         )
-    heads = read.size("mamba_n_heads", "mamba_num_heads", "num_heads")
-    head_dim = read.size("mamba_d_head", "mamba_head_dim", "head_dim")
-    groups = read.size("mamba_n_groups", "n_groups", default=1)
     state = read.size("mamba_d_state", "ssm_state_size", "state_size")
+    heads = read.number("mamba_n_heads", "mamba_num_heads")
+    head_dim = read.size("mamba_d_head", "mamba_head_dim", "head_dim", default=64)
+    groups = read.size("mamba_n_groups", "n_groups", default=1)
+    if not heads:  # Mamba 1 (Jamba): one channel per head, state beside every channel
+        read.unknown.append("weights of Mamba 1 layers (taken as Mamba 2)")
+        heads, head_dim, groups = read.size("mamba_expand", default=2) * hidden, 1, 0
     return Recurrent(
         kind="mamba2",
         heads=heads,
@@ -244,32 +238,28 @@ def _recurrent(read: Reader) -> Recurrent:
 
 def _mlp(read: Reader, index: int) -> Mlp:
     intermediate = read.size("intermediate_size", "n_inner", "ffn_hidden_size", default=1)
-    experts = int(
-        read.get("n_routed_experts", "num_local_experts", "num_experts", default=0)
-        if not isinstance(read.get("num_experts"), list)
-        else max(read.get("num_experts"))
-    )
+    experts = read.number("n_routed_experts", "num_local_experts", "num_experts")
     if read.model_type == "granitemoehybrid":
         return Mlp(
             dense=read.size("shared_intermediate_size", default=intermediate),
             experts=experts,
             expert_width=intermediate if experts else 0,
-            active_experts=int(read.get("num_experts_per_tok", default=0)),
+            active_experts=read.number("num_experts_per_tok"),
         )
     if not experts or not _is_sparse(read, index):
         return Mlp(dense=read.size("intermediate_size_mlp", default=intermediate))
     width = read.size("moe_intermediate_size", "expert_ffn_hidden_size", default=intermediate)
-    shared = int(read.get("shared_expert_intermediate_size", "shared_intermediate_size", default=0))
+    shared = read.number("shared_expert_intermediate_size", "shared_intermediate_size")
     if not shared:
-        shared = int(read.get("n_shared_experts", default=0)) * width
+        shared = read.number("n_shared_experts") * width
     if read.model_type == "llama4_text":
         shared = intermediate
     return Mlp(
         dense=intermediate if read.flag("enable_moe_block") else 0,
         experts=experts,
         expert_width=width,
-        active_experts=int(
-            read.get("num_experts_per_tok", "top_k_experts", "experts_per_token", default=1)
+        active_experts=read.size(
+            "num_experts_per_tok", "top_k_experts", "experts_per_token", default=1
         ),
         shared_width=shared,
         shared_gate=bool(read.get("shared_expert_intermediate_size")),
@@ -281,96 +271,18 @@ def _mlp(read: Reader, index: int) -> Mlp:
 
 
 def _is_sparse(read: Reader, index: int) -> bool:
-    kinds = read.get("mlp_layer_types")
-    if isinstance(kinds, list) and index < len(kinds):
+    """Whether a layer of a mixture-of-experts model has experts."""
+    kinds = read.items("mlp_layer_types")
+    if index < len(kinds):
         return str(kinds[index]) == "sparse"
-    if index < int(read.get("first_k_dense_replace", default=0)):
+    if index < read.number("first_k_dense_replace"):
         return False
-    if index in (read.get("mlp_only_layers") or ()):
+    if index in read.items("mlp_only_layers"):
         return False
-    step = read.get("decoder_sparse_step", "moe_layer_freq", default=1)
-    if read.get("interleave_moe_layer_step"):
-        step = read.get("interleave_moe_layer_step")
-        return (index + 1) % int(step) == 0
-    if isinstance(step, list):
-        return bool(step[index]) if index < len(step) else True
-    if read.get("decoder_sparse_step"):
-        return (index + 1) % int(step) == 0
-    return index % int(step) == 0
-
-
-# ----------------------------------------------------------------------- lengths and buffers
-def _rope(read: Reader) -> Mapping[str, Any]:
-    for name in ("rope_scaling", "rope_parameters"):
-        value = read.get(name)
-        if isinstance(value, Mapping):
-            nested = next((v for v in value.values() if isinstance(v, Mapping)), None)
-            return nested if "rope_type" not in value and nested is not None else value
-    return {}
-
-
-def _max_model_len(read: Reader) -> int:
-    """The context length an engine derives when no --max-model-len is given."""
-    names = (
-        "max_position_embeddings",
-        "n_positions",
-        "max_seq_len",
-        "seq_length",
-        "model_max_length",
-    )
-    positions = read.size(*names, default=0)
-    if not positions:
-        read.unknown.append("context length (8192 assumed)")
-        positions = 8192
-    rope = _rope(read)
-    kind = str(rope.get("rope_type") or rope.get("type") or "default")
-    if kind in ("default", "llama3", "su", "longrope", "mrope"):
-        return positions
-    if read.model_type.startswith("gemma3"):  # the position count already has the factor
-        return positions
-    factor = rope.get("factor")
-    original = rope.get("original_max_position_embeddings")
-    if kind == "yarn" and isinstance(original, int | float) and isinstance(factor, int | float):
-        # vLLM derives original x factor; released files write that product as the position count
-        return (
-            max(positions, int(original * factor))
-            if positions > original
-            else int(original * factor)
-        )
-    if isinstance(factor, int | float) and factor > 1 and original is None:
-        return int(positions * factor)
-    return positions
-
-
-def _rope_cache_bytes(read: Reader, layers: tuple[Layer, ...]) -> int:
-    """Bytes of the cosine and sine tables: positions x rotary width x 2 bytes, one per kind.
-
-    The engine keeps one table per distinct rotary setting and shares it among the layers.
-    """
-    rope = _rope(read)
-    kind = str(rope.get("rope_type") or rope.get("type") or "default")
-    positions = read.size("max_position_embeddings", "n_positions", default=_max_model_len(read))
-    factor, original = rope.get("factor"), rope.get("original_max_position_embeddings")
-    if kind == "yarn" and isinstance(original, int | float) and isinstance(factor, int | float):
-        positions = int(original * factor)
-    partial = float(
-        read.get("partial_rotary_factor", default=rope.get("partial_rotary_factor") or 1.0)
-    )
-    widths: set[tuple[str, int]] = set()
-    for layer in layers:
-        mixer = layer.mixer
-        if isinstance(mixer, LatentAttention):
-            widths.add(("latent", mixer.rope_dim))
-        elif isinstance(mixer, Attention):
-            local = "local" if mixer.window_tokens and read.get("rope_local_base_freq") else "main"
-            local = (
-                "local" if mixer.window_tokens and read.model_type.startswith("gemma") else local
-            )
-            rotary = read.get("rotary_dim")
-            width = int(rotary) if isinstance(rotary, int) else int(mixer.head_dim * partial)
-            widths.add((local, width))
-    if read.get("position_embedding_type") == "nope" or read.model_type == "llama4_text":
-        return 0  # Llama 4 lists 10 million positions; printed loads do not contain such a table
-    if rope.get("mrope_section"):
-        positions *= 4  # multi-axis tables are four times as long, for images and videos
-    return sum(positions * width * 2 for _, width in widths)
+    listed = read.items("moe_layer_freq")
+    if listed:
+        return bool(listed[index]) if index < len(listed) else True
+    step = read.number("interleave_moe_layer_step") or read.number("decoder_sparse_step")
+    if step:
+        return (index + 1) % step == 0
+    return index % read.size("moe_layer_freq", default=1) == 0

@@ -11,7 +11,7 @@ import dataclasses
 import fnmatch
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from oomwatch.memory.model_config import ModelConfig
@@ -100,10 +100,10 @@ def canonical(name: str) -> str:
 class _Names:
     """Names, prefixes, globs and ``re:`` expressions, as exclusion lists mix them."""
 
-    def __init__(self, patterns: Iterable[object]) -> None:
+    def __init__(self, patterns: object) -> None:
         self.exact: set[str] = set()
         expressions: list[str] = []
-        for item in patterns:
+        for item in patterns if isinstance(patterns, list | tuple | Mapping) else ():
             text = str(item)
             if text.startswith("re:"):
                 expressions.append(text[3:])
@@ -126,6 +126,13 @@ def _compiled(expression: str) -> re.Pattern[str]:
         return re.compile(expression)
     except re.error:
         return re.compile(re.escape(expression))
+
+
+def _whole(value: object, otherwise: int) -> int:
+    """A positive whole number below a thousand, else `otherwise`."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1024:
+        return value
+    return otherwise
 
 
 def _inside(name: str) -> bool:
@@ -165,8 +172,8 @@ def read_quantization(config: Mapping[str, Any] | None, flag: str | None = None)
     for names, reader in readers:
         if method in names:
             return reader(config)
-    bits = config.get("bits") or config.get("w_bit")
-    guess = int_group(bits, 128, zeros=True) if isinstance(bits, int) and bits < 16 else FP8_TENSOR
+    bits = _whole(config.get("bits") or config.get("w_bit"), 16)
+    guess = int_group(bits, 128, zeros=True) if bits < 16 else FP8_TENSOR
     return Quantization(
         method or "unnamed", lambda n: guess if _inside(canonical(n)) else PLAIN, known=False
     )
@@ -204,7 +211,9 @@ def _fp8(config: Mapping[str, Any]) -> Quantization:
 
 def _weights_format(group: Mapping[str, Any]) -> Format | None:
     """The storage of one ``config_groups`` entry, or None where it cannot be told."""
-    weights = group.get("weights") or {}
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping):
+        return None
     bits, kind = weights.get("num_bits"), str(weights.get("type") or "int")
     strategy, size = str(weights.get("strategy") or ""), weights.get("group_size")
     if kind == "float" and bits == 4:
@@ -217,22 +226,22 @@ def _weights_format(group: Mapping[str, Any]) -> Format | None:
         return FP8_CHANNEL if strategy == "channel" else FP8_TENSOR
     if kind == "int" and bits == 8 and not size:
         return INT8_CHANNEL
-    if kind == "int" and isinstance(bits, int):
-        return int_group(bits, int(size or 0), zeros=not weights.get("symmetric", True))
+    if kind == "int" and _whole(bits, 0):
+        return int_group(_whole(bits, 4), _whole(size, 0), zeros=not weights.get("symmetric", True))
     return None
 
 
 def _groups(config: Mapping[str, Any]) -> list[tuple[_Names | None, Format]]:
     """(targets or None for every linear layer, format) of each config group."""
     found: list[tuple[_Names | None, Format]] = []
-    for group in (config.get("config_groups") or {}).values():
-        if not isinstance(group, Mapping):
-            continue
-        fmt = _weights_format(group)
+    groups = config.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        fmt = _weights_format(group) if isinstance(group, Mapping) else None
         if fmt is None:
             continue
-        targets = group.get("targets") or ["Linear"]
-        found.append((None if "Linear" in targets else _Names(targets), fmt))
+        targets = group.get("targets")
+        listed = isinstance(targets, list) and "Linear" not in targets
+        found.append((_Names(targets) if listed else None, fmt))
     return found
 
 
@@ -317,8 +326,9 @@ def _mxfp4(config: Mapping[str, Any]) -> Quantization:
 
 
 def _integer(config: Mapping[str, Any]) -> Quantization:
-    bits = int(config.get("bits") or config.get("w_bit") or 4)
-    group = int(config.get("group_size") or config.get("q_group_size") or 128)
+    bits = _whole(config.get("bits") or config.get("w_bit"), 4)
+    size = config.get("group_size") or config.get("q_group_size")
+    group = -1 if size == -1 else _whole(size, 128)
     method = str(config.get("quant_method"))
     # GPTQ loads its zero points even where they are all the same.
     zeros = bool(config.get("zero_point", True))
@@ -328,15 +338,15 @@ def _integer(config: Mapping[str, Any]) -> Quantization:
 
 
 def _auto_round(config: Mapping[str, Any]) -> Quantization:
-    group = int(config.get("group_size") or 128)
-    extra = config.get("extra_config") or {}
+    group = _whole(config.get("group_size"), 128)
+    extra = config.get("extra_config")
     zeros = not config.get("sym", True)
     special = {
         canonical(name): entry["bits"]
-        for name, entry in extra.items()
-        if isinstance(entry, Mapping) and isinstance(entry.get("bits"), int)
+        for name, entry in (extra.items() if isinstance(extra, Mapping) else ())
+        if isinstance(entry, Mapping) and _whole(entry.get("bits"), 0)
     }
-    default = int(config.get("bits") or 4)
+    default = _whole(config.get("bits"), 4)
 
     def choose(name: str) -> Format:
         short = canonical(name)

@@ -1,0 +1,70 @@
+import pytest
+
+from oomwatch.memory.engine_facts import plan_input, predict
+from oomwatch.records import EngineFacts
+from oomwatch.units import GIB
+
+FACTS = EngineFacts(
+    id="e1",
+    engine="vllm",
+    version="0.11.0",
+    model="meta-llama/Llama-3.1-8B-Instruct",
+    arguments={"--max-model-len": "16000", "--gpu-memory-utilization": "0.9"},
+    generation="V1",
+    total_bytes=int(79.18 * GIB),
+    weights_bytes=int(14.99 * GIB),
+    kv_bytes=int(51.38 * GIB),
+    max_model_len=16000,
+)
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+
+
+def test_a_start_that_was_seen_is_planned_from_its_own_numbers():
+    given = plan_input(FACTS, gpu_name="NVIDIA H100 80GB HBM3")
+    found = predict(given, {"--kv-cache-dtype": "fp8"})
+    assert found.before.kv_available_bytes == FACTS.kv_bytes
+    assert found.after.tokens == pytest.approx(2 * found.before.tokens, rel=1e-3)
+    assert found.freed_bytes == 0
+    assert found.tokens_low <= found.after.tokens <= found.tokens_high
+
+
+def test_more_share_gains_exactly_that_share():
+    given = plan_input(FACTS, gpu_name="h100")
+    gained = predict(given, {"--gpu-memory-utilization": "0.95"}).freed_bytes
+    assert gained == pytest.approx(0.05 * FACTS.total_bytes, abs=2)
+
+
+def test_a_remedy_that_would_not_start_is_known_before():
+    given = plan_input(FACTS, gpu_name="h100")
+    assert not predict(given, {"--gpu-memory-utilization": "0.2"}).after.fits
+
+
+def test_the_length_that_the_log_printed_counts_for_auto():
+    import dataclasses
+
+    facts = dataclasses.replace(FACTS, arguments={"--max-model-len": "auto"}, max_model_len=12345)
+    assert plan_input(facts, gpu_name="h100").arguments["--max-model-len"] == "12345"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"engine": "tgi"},
+        {"fork": "vllm-ascend"},
+        {"model": "acme/unheard-of"},
+        {"total_bytes": None},
+    ],
+)
+def test_what_cannot_be_planned_is_none(changes):
+    import dataclasses
+
+    assert plan_input(dataclasses.replace(FACTS, **changes)) is None
+
+
+def test_a_value_that_cannot_be_planned_predicts_nothing():
+    given = plan_input(FACTS, gpu_name="h100")
+    assert predict(given, {"--kv-cache-dtype": "int8"}) is None

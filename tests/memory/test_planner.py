@@ -1,0 +1,129 @@
+import pytest
+
+from oomwatch.causes import class_of
+from oomwatch.memory.budget import Known
+from oomwatch.memory.planner import change, plan, scale_tokens, tokens_from_bytes
+from oomwatch.units import GIB
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "version", "flags", "more", "cause"),
+    [
+        ("llama-3.1-70b", "h100", "0.11.0", {}, {}, "weights_dont_fit"),
+        (
+            "llama-3.1-70b",
+            "h100",
+            "0.11.0",
+            {"--quantization": "fp8", "--max-model-len": "16000"},
+            {},
+            "kv_no_blocks",
+        ),
+        ("qwen3-32b", "h100", "0.11.0", {"--max-model-len": "40960"}, {}, "kv_lt_max_len"),
+        (
+            "llama-3.1-8b",
+            "rtx-3090",
+            "0.6.4",
+            {"--max-model-len": "29000", "--max-num-seqs": "4"},
+            {},
+            "kv_lt_max_len",
+        ),
+        (
+            "llama-3.1-8b",
+            "h100",
+            "0.11.0",
+            {"--tensor-parallel-size": "4"},
+            {"gpu_count": 2},
+            "wrong_device",
+        ),
+        (
+            "qwen3.5-9b",
+            "l40s",
+            "0.24.0",
+            {"--max-num-seqs": "4096", "--max-model-len": "8192"},
+            {},
+            "state_cache_seqs",
+        ),
+        ("gpt-oss-20b", "t4", "0.11.0", {}, {}, "profile_activation_peak"),
+    ],
+)
+def test_refusals_and_their_causes(given, *, model, gpu, version, flags, more, cause):
+    found = plan(given(model, gpu, version=version, flags=flags, **more))
+    assert (found.fits, found.refusal) == (False, cause)
+    assert found.refusal_text
+    assert class_of(cause) == "startup"
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "version", "flags"),
+    [
+        ("llama-3.1-8b", "rtx-3090", "0.6.4", {"--max-model-len": "20000", "--max-num-seqs": "4"}),
+        ("llama-3.1-8b", "rtx-3090", "0.6.4", {"--max-model-len": "35000", "--max-num-seqs": "4"}),
+        ("qwen3-32b", "h100", "0.11.0", {"--max-model-len": "16000"}),
+        (
+            "gpt-oss-120b",
+            "h100",
+            "0.11.0",
+            {"--max-model-len": "16000", "--gpu-memory-utilization": "0.95"},
+        ),
+    ],
+)
+def test_starts_that_happened_are_not_refused(given, model, gpu, version, flags):
+    assert plan(given(model, gpu, version=version, flags=flags)).fits
+
+
+def test_the_longest_length_starts_and_one_block_more_does_not(given):
+    item = given("qwen3-32b", flags={"--max-model-len": "40960"})
+    longest = plan(item).max_model_len_that_fits
+    assert plan(change(item, {"--max-model-len": str(longest)})).fits
+    assert not plan(change(item, {"--max-model-len": str(longest + 16)})).fits
+
+
+def test_the_null_block_counts_from_0_29(given):
+    known = Known(kv_available_bytes=2 * GIB)
+    flags = {"--max-model-len": "16384"}
+    assert plan(given(version="0.28.0", flags=flags, known=known)).fits
+    assert not plan(given(version="0.29.0", flags=flags, known=known)).fits
+
+
+def test_a_change_of_a_known_start_begins_at_what_it_printed(given):
+    item = given(
+        known=Known(kv_available_bytes=50 * GIB), flags={"--gpu-memory-utilization": "0.9"}
+    )
+    wider = plan(change(item, {"--gpu-memory-utilization": "0.95"}))
+    gained = wider.kv_available_bytes - 50 * GIB
+    assert gained == pytest.approx(0.05 * item.device.total_bytes, abs=2)
+    same = plan(change(item, {"--max-model-len": "16384"}))
+    assert same.kv_available_bytes == 50 * GIB
+
+
+def test_printed_weights_stay_unless_the_change_moves_them(given):
+    item = given(known=Known(weights_bytes=20 * GIB))
+    assert plan(change(item, {"--max-num-seqs": "64"})).budget.weights.bytes == 20 * GIB
+    assert plan(change(item, {"--tensor-parallel-size": "2"})).budget.weights.bytes < 9 * GIB
+
+
+def test_an_unknown_version_and_an_unmeasured_card_are_said(given):
+    said = plan(given(gpu="rtx-4080", version=None)).assumptions
+    assert any("version unknown" in x for x in said)
+    assert any("data sheet" in x for x in said)
+
+
+def test_an_unknown_quantization_widens_the_interval(given):
+    from oomwatch.memory.data.models import MODELS
+    from oomwatch.memory.hf_config import parse_config
+
+    odd = parse_config(
+        {**MODELS["llama-3.1-8b"], "quantization_config": {"quant_method": "new", "bits": 4}}
+    )
+    plain = plan(given())
+    strange = plan(given(odd))
+    assert strange.kv_high_bytes - strange.kv_low_bytes > 2 * (
+        plain.kv_high_bytes - plain.kv_low_bytes
+    )
+
+
+def test_helpers_for_other_stages(given):
+    found = plan(given())
+    assert tokens_from_bytes(found.layout, found.kv_available_bytes, 131072) == found.tokens
+    assert scale_tokens(1000, 10.0, 15.0) == 1500
+    assert scale_tokens(1000, 0, 15.0) == 0

@@ -1,0 +1,125 @@
+"""Laws that hold for every model, card and flag."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oomwatch.engines.commandline import parse_command, rebuild
+from oomwatch.memory.config_source import load_model
+from oomwatch.memory.devices import find_device
+from oomwatch.memory.hf_config import parse_config
+from oomwatch.memory.planner import PlanInput, change, plan
+from oomwatch.memory.what_if import kv_table, what_if
+
+MODELS = [
+    "llama-3.1-8b",
+    "qwen3-32b",
+    "gpt-oss-20b",
+    "gemma-3-27b",
+    "qwen3.5-9b",
+    "qwen3-30b-a3b",
+    "deepseek-v3",
+    "llama-2-7b",
+]
+CARDS = ["l40s", "a100-80gb", "h100-80gb", "h200-141gb", "rtx-4090"]
+VERSIONS = ["0.7.3", "0.8.5", "0.10.2", "0.11.0", "0.19.0", "0.22.0", "0.27.0", "0.33.0"]
+NARROWER = {"auto": 0, "fp8": 1, "int8_per_token_head": 1, "int4_per_token_head": 2}
+
+inputs = st.builds(
+    lambda model, card, version, length: PlanInput(
+        model=load_model(None, model).model,
+        device=find_device(card),
+        version=version,
+        arguments={"--max-model-len": str(length)},
+    ),
+    st.sampled_from(MODELS),
+    st.sampled_from(CARDS),
+    st.sampled_from(VERSIONS),
+    st.integers(256, 65536),
+)
+
+attention_models = st.builds(
+    lambda layers, heads, groups, dim, window, every: parse_config(
+        {
+            "model_type": "x",
+            "hidden_size": 2048,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads * groups,
+            "num_key_value_heads": heads,
+            "head_dim": dim,
+            "intermediate_size": 8192,
+            "vocab_size": 64000,
+            "max_position_embeddings": 65536,
+            "sliding_window": window,
+            "sliding_window_pattern": every,
+        }
+    ),
+    st.integers(16, 64),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([1, 4, 8]),
+    st.sampled_from([64, 128, 256]),
+    st.sampled_from([0, 512, 4096]),
+    st.sampled_from([1, 2, 4, 6]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(inputs, st.sampled_from(["--tensor-parallel-size", "--data-parallel-size"]))
+def test_more_gpus_never_lower_the_total(item, flag):
+    totals = []
+    for ranks in (1, 2, 4, 8):
+        found = plan(change(item, {flag: str(ranks)}))
+        totals.append(found.tokens * found.settings.replicas)
+    assert totals == sorted(totals)
+
+
+@settings(max_examples=60, deadline=None)
+@given(inputs)
+def test_a_smaller_format_never_lowers_the_tokens(item):
+    rows = {row.name: row for row in kv_table(item, plan(item))}
+    for narrow, rank in NARROWER.items():
+        for wide, other in NARROWER.items():
+            if rank > other and narrow in rows and wide in rows:
+                # A hybrid's page is a state rounded up to 16 tokens, which scales can make larger.
+                rounding = 0.01 if item.model.is_hybrid else 0.0
+                assert rows[narrow].tokens >= rows[wide].tokens * (1 - rounding)
+                assert rows[narrow].bytes_per_request <= rows[wide].bytes_per_request * (
+                    1 + rounding
+                )
+
+
+@settings(max_examples=40, deadline=None)
+@given(attention_models, st.sampled_from(CARDS), st.sampled_from(VERSIONS))
+def test_laws_hold_for_models_nobody_released(model, card, version):
+    item = PlanInput(model=model, device=find_device(card), version=version)
+    found = plan(item)
+    wider = plan(change(item, {"--gpu-memory-utilization": "0.97"}))
+    assert wider.tokens >= found.tokens
+    assert found.kv_low_bytes <= found.kv_available_bytes <= found.kv_high_bytes
+    for length in (1, 1000, 65536):
+        assert found.layout.request_bytes(length) <= found.layout.request_bytes(length + 1)
+    assert found.max_model_len_that_fits <= model.max_model_len
+    if found.fits:
+        assert found.max_concurrency >= 1
+        assert found.max_model_len_that_fits == found.settings.max_model_len
+
+
+@settings(max_examples=25, deadline=None)
+@given(inputs)
+def test_what_if_is_the_plan_of_the_changed_command(item):
+    line = f"vllm serve some/model --max-model-len {item.arguments['--max-model-len']}"
+    parsed = parse_command(line, version=item.version)
+    for each in what_if(item, plan(item)):
+        again = parse_command(rebuild(parsed, each.set, each.unset), version=item.version)
+        scratch = plan(
+            PlanInput(
+                model=item.model,
+                device=item.device,
+                version=item.version,
+                arguments=again.arguments,
+            )
+        )
+        assert (scratch.tokens, scratch.fits, scratch.kv_available_bytes) == (
+            each.plan.tokens,
+            each.plan.fits,
+            each.plan.kv_available_bytes,
+        )
