@@ -248,7 +248,7 @@ def fp8_kv(context: Context) -> Draft | None:
         title="Store the KV cache as FP8",
         why="Half the bytes per token: about twice the tokens in the same memory.",
         cost="Some accuracy; needs an attention backend that reads FP8 on this card"
-        + f"{_fp8_limits(context)}.",
+        f"{_fp8_limits(context)}.",
         set={flag: "fp8"},
     )
 
