@@ -230,7 +230,11 @@ def _line(name: str, number: int, text: str, header: Header, envelope: Envelope)
 def _open(path: str) -> tuple[BinaryIO, int | None, float]:
     """The stream, its size if known, and when it was last written."""
     if path == "-":
-        return io.BufferedReader(io.FileIO(sys.stdin.fileno(), closefd=False)), None, time.time()
+        try:
+            handle = io.FileIO(sys.stdin.fileno(), closefd=False)
+        except (AttributeError, OSError, ValueError):  # closed, or not a file at all
+            raise SourceUnavailable("standard input cannot be read") from None
+        return io.BufferedReader(handle), None, time.time()
     try:
         stream = Path(path).open("rb")  # noqa: SIM115 - closed by read_stream
         status = os.fstat(stream.fileno())

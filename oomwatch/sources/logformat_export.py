@@ -43,14 +43,20 @@ class ExportParser:
         self._value: list[bytes] = []
         self._number = 0
         self._size = 0
+        self._lost = False
 
     def reset(self) -> None:
-        """Forget a record that was begun: lines were left out."""
-        self._record, self._name = Record([], {}), None
+        """Forget a record that was begun: lines were left out.
+
+        What follows may be the middle of a message, so nothing counts until a record begins.
+        """
+        self._record, self._name, self._lost = Record([], {}), None, True
 
     def feed(self, number: int, data: bytes, size: int) -> Iterator[Record]:
         """Take one line; `size` is its full length where `data` was cut."""
-        if self._name is not None:
+        if self._lost:
+            self._lost = not data.startswith(b"__CURSOR=")
+        elif self._name is not None:
             self._feed_binary(data, size)
         elif not data.rstrip(b"\r"):
             yield from self.finish()

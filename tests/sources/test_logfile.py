@@ -24,6 +24,7 @@ from oomwatch.errors import NoDataError, PermissionDeniedError, SourceUnavailabl
 from oomwatch.records import LogLine
 from oomwatch.sources.logfile import read_log, read_stream
 from oomwatch.sources.logformat import MAX_TEXT
+from oomwatch.sources.logformat_export import ExportParser
 from oomwatch.sources.logformat_time import Clock
 
 SENTENCE = "(EngineCore pid=7) INFO 11-29 12:00:00 [core.py:1] line {}"
@@ -180,6 +181,22 @@ def test_standard_input():
         cwd=Path(__file__).parents[2],
     )
     assert done.stdout.decode() == "- 1 one\n- 2 two\n"
+
+
+def test_standard_input_that_is_closed(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(SourceUnavailable, match="standard input cannot be read"):
+        read_log("-")
+
+
+def test_journal_export_after_a_gap_waits_for_the_next_record():
+    parser = ExportParser()
+    lines = [b"MESSAGE=what a client wrote", b"", b"__CURSOR=s=1", b"MESSAGE=of the engine", b""]
+    parser.reset()
+    records = [
+        record for i, line in enumerate(lines, 7) for record in parser.feed(i, line, len(line))
+    ]
+    assert [record.messages for record in records] == [[(10, b"of the engine")]]
 
 
 def test_file_without_a_last_line_feed():

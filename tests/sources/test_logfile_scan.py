@@ -187,6 +187,34 @@ def test_base_installation_looks_with_find(monkeypatch):
     assert scan.best_look() is look_with_find
 
 
+VLLM_START = b"""\
+(APIServer pid=8) INFO 07-02 08:00:00 [api_server.py:1977] vLLM API server version 0.13.0
+(APIServer pid=8) INFO 07-02 08:00:00 [utils.py:253] non-default args: {'model': '/models/chat'}
+(EngineCore_DP0 pid=9) INFO 07-02 08:00:09 [core.py:93] Initializing a V1 LLM engine (v0.13.0)
+(EngineCore_DP0 pid=9) INFO 07-02 08:00:20 [gpu_model_runner.py:3562] Model loading took 14.2 GiB memory
+(EngineCore_DP0 pid=9) INFO 07-02 08:00:31 [kv_cache_utils.py:1291] GPU KV cache size: 412,672 tokens
+(APIServer pid=8) INFO:     Started server process [8]
+"""
+SGLANG_START = b"""\
+[2025-07-02 08:00:00] server_args=ServerArgs(model_path='/models/chat')
+[2025-07-02 08:00:05 TP0] Load weight begin. avail mem=78.50 GB
+[2025-07-02 08:00:20 TP0] KV Cache is allocated. #tokens: 412672, K size: 20.1 GB, V size: 20.1 GB
+[2025-07-02 08:00:20 TP0] Memory pool end. avail mem=9.10 GB
+[2025-07-02 08:00:30] The server is fired up and ready to roll!
+"""
+
+
+@pytest.mark.parametrize("look", looks)
+@pytest.mark.parametrize("start", [VLLM_START, SGLANG_START], ids=["vllm", "sglang"])
+def test_restart_in_the_middle_is_read_whole(look, start):
+    busy = healthy(60_000)
+    lines = chosen(
+        busy + start + busy, look, 128 << 10, head=1 << 20, tail=1 << 20, windows=64 << 20
+    )
+    wanted = start.splitlines()
+    assert [lines.get(60_001 + i) for i in range(len(wanted))] == wanted
+
+
 READER = """
 import re, sys
 from oomwatch.sources.logfile import read_log
