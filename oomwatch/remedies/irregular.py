@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from oomwatch.remedies import moves_allocator as allocator
 from oomwatch.remedies import moves_host as host
 from oomwatch.remedies import moves_load as load
 from oomwatch.remedies import moves_memory as memory
+from oomwatch.remedies import moves_model as model
 from oomwatch.remedies.actions import act, on_engine, upgrade
 from oomwatch.remedies.context import Context, Draft
 from oomwatch.remedies.plans import Plan
@@ -70,15 +72,15 @@ PLANS: Final[dict[str, Plan]] = {
             "with the fix of this growth.", why="GPU memory rises from one idle point to the next."
         ),
         RESTART,
-        lambda context: load.limit_multimodal(context) if context.says("multimodal") else None,
+        lambda context: model.limit_multimodal(context) if context.says("multimodal") else None,
     ),
     "mm_encoder_peak": Plan(
         "less_kv",
-        load.limit_multimodal,
-        load.smaller_images,
+        model.limit_multimodal,
+        model.smaller_images,
         memory.lower_share,
         load.smaller_batch,
-        memory.expandable_segments,
+        allocator.expandable_segments,
     ),
     "concurrency_burst_peak": Plan(
         "less_kv", memory.lower_share, load.fewer_sequences, load.smaller_batch
@@ -94,21 +96,21 @@ PLANS: Final[dict[str, Plan]] = {
         "less_kv",
         memory.lower_share,
         load.fewer_sequences,
-        load.fewer_draft_tokens,
-        load.no_speculation,
+        model.fewer_draft_tokens,
+        model.no_speculation,
     ),
     "engine_buffers_unprofiled": Plan(
         "less_kv",
-        load.fewer_scheduler_steps,
+        model.fewer_scheduler_steps,
         memory.lower_share,
         memory.fixed_kv_bytes,
         load.fewer_sequences,
     ),
     "fragmentation": Plan(
         "less_kv",
-        memory.expandable_segments,
+        allocator.expandable_segments,
         memory.lower_share,
-        memory.smaller_split,
+        allocator.smaller_split,
         load.smaller_batch,
     ),
     "sleep_wake_map_fail": Plan(

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from oomwatch.remedies import moves_allocator as allocator
 from oomwatch.remedies import moves_host as host
 from oomwatch.remedies import moves_load as load
 from oomwatch.remedies import moves_memory as memory
+from oomwatch.remedies import moves_model as model
 from oomwatch.remedies import moves_pool as pool
+from oomwatch.remedies import moves_weights as weights
 from oomwatch.remedies.actions import act, upgrade, upgrade_before
 from oomwatch.remedies.context import Move
 from oomwatch.remedies.plans import Plan
@@ -43,7 +46,7 @@ SATURATED: Final[tuple[Move, ...]] = (
     memory.fp8_kv,
     memory.raise_share,
     load.shorter_context,
-    memory.more_ranks,
+    weights.more_ranks,
     CAP_ANSWERS,
 )
 
@@ -55,7 +58,7 @@ PLANS: Final[dict[str, Plan]] = {
         memory.fixed_kv_bytes,
         load.fewer_sequences,
         load.shorter_context_on_v0,
-        memory.expandable_segments,
+        allocator.expandable_segments,
     ),
     "attn_workspace_peak": Plan(
         "less_kv",
@@ -84,7 +87,7 @@ PLANS: Final[dict[str, Plan]] = {
         memory.lower_share,
     ),
     "lora_activation_peak": Plan(
-        "less_kv", memory.lower_share, load.smaller_batch, load.smaller_rank
+        "less_kv", memory.lower_share, load.smaller_batch, model.smaller_rank
     ),
     "kv_saturation": Plan("more_kv", *SATURATED),
     "kv_preempt_recompute_storm": Plan("more_kv", *SATURATED),

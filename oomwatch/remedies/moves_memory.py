@@ -1,28 +1,20 @@
-"""Steps that change how the card is divided: the share, a pinned KV cache, its type, ranks."""
+"""Steps that change how the card is divided: the share, a pinned KV cache, its type."""
 
 from __future__ import annotations
 
-import math
-import re
 from typing import Final
 
-from oomwatch.engines import flags
 from oomwatch.remedies.context import (
     Context,
     Draft,
     ceil_hundredth,
     floor_hundredth,
     floor_to,
-    power_of_two_below,
 )
 from oomwatch.units import GIB, MIB, format_bytes
 
 _CEILING: Final = 0.95  # above it, runtime contexts and graphs have no room on any card
 _SGLANG_SLACK: Final = 6 * GIB  # SGLang's own advice: 5 to 8 GB left at the ready line is good
-_QUANTIZED: Final = re.compile(
-    r"awq|gptq|fp8|fp4|int[48]|w[48]a(?:8|16)|gguf|bnb|bitsandbytes|[48]-?bit|mxfp|quant",
-    re.IGNORECASE,
-)
 
 
 # ---------------------------------------------------------------- the share of the card
@@ -261,193 +253,3 @@ def _fp8_limits(context: Context) -> str:
         return ", else (all but Hopper) this release falls back to V0"
     other = "; int8_per_token_head runs on any card" if context.at_least("0.20.0") else ""
     return f" (on A100 only FlashInfer), else the start is refused{other}"
-
-
-# ---------------------------------------------------------------- weights
-def more_ranks(context: Context) -> Draft | None:
-    """Split weights and KV heads over more GPUs."""
-    flag = context.flag("ranks")
-    if flag is None:
-        return Draft(
-            id="more-gpus",
-            title="Use more GPUs or a larger GPU",
-            why="Each GPU then holds a smaller part of the model.",
-            cost="More GPUs.",
-            action=f"Split the model over more GPUs, or run {context.label} on a larger card.",
-        )
-    old = int(context.now_or_assumed(flag) or 1)
-    stages = context.flag("stages")
-    if old >= 8 and stages is not None:
-        now = int(context.now_or_assumed(stages) or 1)
-        return _ranks_draft(stages, now * 2, old * now * 2)
-    new = max(power_of_two_below(old) * 2, _ranks_for_weights(context, old))
-    if not _heads_split(context, new):
-        return None
-    return _ranks_draft(flag, new, new * int(context.now_or_assumed(stages) or 1))
-
-
-def _ranks_draft(flag: str, new: int, gpus: int) -> Draft:
-    return Draft(
-        id="more-ranks",
-        title=f"Split the model over {gpus} GPUs",
-        why="Each GPU then holds a smaller part of weights and KV cache.",
-        cost=f"Needs {gpus} GPUs and traffic between them.",
-        set={flag: new},
-    )
-
-
-def _ranks_for_weights(context: Context, old: int) -> int:
-    weights, total = context.engine.weights_bytes, context.total_bytes
-    if not weights or not total:
-        return 2
-    new = 1
-    while new < 8 and weights * old / new > 0.8 * total:
-        new *= 2
-    return new
-
-
-def _heads_split(context: Context, ranks: int) -> bool:
-    config = context.engine.model_config or {}
-    heads = config.get("num_attention_heads")
-    return not isinstance(heads, int) or heads % ranks == 0
-
-
-def quantized_checkpoint(context: Context) -> Draft | None:
-    """Fewer bytes per weight."""
-    already = _QUANTIZED.search(context.engine.model or "") or context.given("--quantization")
-    kind = (
-        "a smaller model, or one quantized to fewer bits"
-        if already
-        else "a quantized checkpoint (FP8, AWQ, GPTQ)"
-    )
-    return Draft(
-        id="quantized-checkpoint",
-        title="Use a quantized checkpoint or a smaller model",
-        why="The weights take more than the card can give.",
-        cost="Some accuracy.",
-        action=f"Serve {kind} of this model, or use a larger GPU.",
-    )
-
-
-def pre_quantized_checkpoint(context: Context) -> Draft | None:
-    """No conversion at load."""
-    return Draft(
-        id="pre-quantized-checkpoint",
-        title="Use a pre-quantized checkpoint",
-        why="Converting at load holds the original weights and their converted copy together.",
-        cost="A different checkpoint.",
-        action=f"Load a checkpoint that is already quantized, so that {context.label} converts "
-        "nothing.",
-    )
-
-
-def quantize_online(context: Context) -> Draft | None:
-    """FP8 weights made at load, for a checkpoint in 16 bits."""
-    name = context.engine.model
-    if context.name not in ("vllm", "sglang") or context.given("--quantization"):
-        return None
-    if name is None or _QUANTIZED.search(name):
-        return None
-    return Draft(
-        id="quantize-online",
-        title="Quantize the weights to FP8 while loading",
-        why="FP8 halves 16-bit weights.",
-        cost="Some accuracy; the load itself still holds 16-bit parts for a while.",
-        set={"--quantization": "fp8"},
-    )
-
-
-def cpu_offload(context: Context) -> Draft | None:
-    """Part of the weights in host memory."""
-    if context.name not in ("vllm", "sglang"):
-        return None
-    if context.name == "vllm" and context.generation == "V1" and not context.at_least("0.8.3"):
-        return None
-    old = context.now("--cpu-offload-gb") or 0
-    total, weights = context.total_bytes, context.engine.weights_bytes
-    part = math.ceil((total or 64 * GIB) * 0.15 / GIB)
-    if total and weights and weights > 0.8 * total:
-        part = math.ceil((weights - 0.8 * total) / GIB) + 1
-    return Draft(
-        id="cpu-offload",
-        title=f"Keep {old + part:.0f} GiB of weights in host memory",
-        why="They are streamed to the GPU at each step.",
-        cost="Much slower; needs that much pinned host memory for each GPU.",
-        set={"--cpu-offload-gb": int(old + part)},
-    )
-
-
-def language_model_only(context: Context) -> Draft | None:
-    """Leave out the encoders of a multimodal model that is used for text."""
-    if context.name != "vllm" or not context.says("multimodal"):
-        return None
-    return Draft(
-        id="language-model-only",
-        title="Load only the language model",
-        why="The image and audio encoders take memory that a text service does not need.",
-        cost="No images, video or audio.",
-        set={"--language-model-only": True},
-    )
-
-
-# ---------------------------------------------------------------- the allocator
-def expandable_segments(context: Context) -> Draft | None:
-    """Segments that grow, where PyTorch holds enough memory in pieces that are too small."""
-    tried, held = context.number("tried_bytes"), context.number("reserved_unallocated_bytes")
-    if context.finding.cause != "fragmentation" and (held is None or tried is None or held < tried):
-        return None
-    if context.switched_on("--enable-sleep-mode") and not context.at_least("0.21.0"):
-        return None  # "Expandable segments are not compatible with memory pool"
-    connector = context.given("--kv-transfer-config")
-    if connector and context.at_least("0.21.0") and not context.switched_on("--enable-sleep-mode"):
-        return None  # refused with connectors that register memory
-    variable, old = allocator_setting(context)
-    if "expandable_segments:true" in old.lower():
-        return None
-    kept = [part for part in old.split(",") if part and not part.startswith("expandable_segments")]
-    size = f"{format_bytes(held)} reserved but unused" if held else "memory reserved but unused"
-    return Draft(
-        id="expandable-segments",
-        title="Let the allocator's segments grow",
-        why=f"PyTorch held {size}, in pieces smaller than the request.",
-        cost="None known; not for servers whose KV cache is registered for transfer.",
-        env={variable: ",".join([*kept, "expandable_segments:True"])},
-    )
-
-
-def expandable_segments_off(context: Context) -> Draft | None:
-    """Plain segments where the driver cannot map them piecewise."""
-    variable, old = allocator_setting(context)
-    if "expandable_segments:false" in old.lower():
-        return None
-    kept = [part for part in old.split(",") if part and not part.startswith("expandable_segments")]
-    return Draft(
-        id="expandable-segments-off",
-        title="Turn expandable segments off",
-        why="Mapping memory piecewise fails on memory shared with the host and on virtual drivers.",
-        cost="More fragmentation.",
-        env={variable: ",".join([*kept, "expandable_segments:False"])},
-    )
-
-
-def smaller_split(context: Context) -> Draft | None:
-    """Keep large blocks whole, where expandable segments are on or cannot be used."""
-    variable, old = allocator_setting(context)
-    if "max_split_size_mb" in old:
-        return None
-    return Draft(
-        id="max-split-size",
-        title="Keep large blocks of the allocator whole",
-        why="Blocks above the limit are not cut into pieces that later requests cannot use.",
-        cost="Somewhat slower allocation.",
-        env={variable: ",".join([*filter(None, old.split(",")), "max_split_size_mb:512"])},
-    )
-
-
-def allocator_setting(context: Context) -> tuple[str, str]:
-    """The allocator's variable (the name the user already has, if any) and its value now."""
-    env = context.engine.env
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        if name in env:
-            return name, env[name]
-    return flags.allocator_variable(context.name, context.version), ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from oomwatch.remedies import moves_load as load
+from oomwatch.remedies import moves_model as model
 from oomwatch.remedies.actions import act, upgrade
 from oomwatch.remedies.context import Context, Draft, Move
 from oomwatch.remedies.plans import Plan
@@ -99,7 +100,7 @@ PLANS: Final[dict[str, Plan]] = {
         ),
     ),
     "engine_assertion": _just(
-        load.fewer_scheduler_steps,
+        model.fewer_scheduler_steps,
         act(
             "upgrade",
             "Upgrade {engine}, or report the assertion",
@@ -137,7 +138,7 @@ PLANS: Final[dict[str, Plan]] = {
         ),
     ),
     "lora_slot_queue": _just(
-        load.more_adapters,
+        model.more_adapters,
         act(
             "fewer-active-adapters",
             "Spread the adapters over more servers",

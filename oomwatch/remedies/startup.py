@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from oomwatch.remedies import moves_allocator as allocator
 from oomwatch.remedies import moves_host as host
 from oomwatch.remedies import moves_load as load
 from oomwatch.remedies import moves_memory as memory
+from oomwatch.remedies import moves_model as model
+from oomwatch.remedies import moves_weights as weights
 from oomwatch.remedies.actions import act, upgrade
 from oomwatch.remedies.context import Context, Draft, Move
 from oomwatch.remedies.plans import Plan
@@ -79,29 +82,29 @@ MORE_KV_AT_START: Final[tuple[Move, ...]] = (
     load.smaller_batch,
     load.fewer_sequences,
     load.eager,
-    memory.more_ranks,
-    memory.quantized_checkpoint,
+    weights.more_ranks,
+    weights.quantized_checkpoint,
 )
 
 PLANS: Final[dict[str, Plan]] = {
     "weights_dont_fit": Plan(
         "less_weights",
-        memory.more_ranks,
-        memory.quantized_checkpoint,
-        memory.quantize_online,
-        memory.language_model_only,
-        memory.cpu_offload,
+        weights.more_ranks,
+        weights.quantized_checkpoint,
+        weights.quantize_online,
+        weights.language_model_only,
+        weights.cpu_offload,
     ),
     "quant_load_peak": Plan(
         "less_weights",
-        memory.pre_quantized_checkpoint,
-        memory.more_ranks,
+        weights.pre_quantized_checkpoint,
+        weights.more_ranks,
         upgrade("that converts layer by layer, or back to the last one that loaded this model."),
-        memory.cpu_offload,
+        weights.cpu_offload,
     ),
     "quant_repack": Plan(
         "less_weights",
-        memory.more_ranks,
+        weights.more_ranks,
         act(
             "other-backend",
             "Use a kernel backend that does not repack the weights",
@@ -111,7 +114,7 @@ PLANS: Final[dict[str, Plan]] = {
             cost="Perhaps slower kernels.",
         ),
         upgrade("that repacks layer by layer."),
-        memory.cpu_offload,
+        weights.cpu_offload,
     ),
     "host_oom_repack": Plan(
         "less_host", host.less_cpu_offload, host.more_host_memory, host.no_swap_space
@@ -134,7 +137,7 @@ PLANS: Final[dict[str, Plan]] = {
         load.fit_length_to_pool,
         memory.raise_share,
         memory.fp8_kv,
-        memory.more_ranks,
+        weights.more_ranks,
         load.smaller_batch,
     ),
     "parallel_imbalance": Plan(
@@ -194,12 +197,12 @@ PLANS: Final[dict[str, Plan]] = {
         load.fewer_sequences,
         load.shorter_context_on_v0,
         load.eager,
-        memory.more_ranks,
+        weights.more_ranks,
     ),
     "profile_mm_dummy": Plan(
         "other",
-        load.limit_multimodal,
-        load.smaller_images,
+        model.limit_multimodal,
+        model.smaller_images,
         load.fewer_sequences,
         load.smaller_batch,
     ),
@@ -213,12 +216,12 @@ PLANS: Final[dict[str, Plan]] = {
         load.eager,
     ),
     "torch_compile": Plan("less_kv", load.eager, load.smaller_batch, load.fewer_sequences),
-    "lora_slots": Plan("less_kv", load.fewer_adapters, load.smaller_rank, memory.lower_share),
+    "lora_slots": Plan("less_kv", model.fewer_adapters, model.smaller_rank, memory.lower_share),
     "spec_draft": Plan(
         "other",
-        load.no_speculation,
+        model.no_speculation,
         upgrade("that counts the draft model in its memory budget."),
-        memory.more_ranks,
+        weights.more_ranks,
     ),
     "kv_alloc_overcommit": Plan(
         "less_kv",
@@ -281,7 +284,7 @@ PLANS: Final[dict[str, Plan]] = {
     "unified_memory": Plan(
         "less_kv",
         memory.lower_share,
-        memory.expandable_segments_off,
+        allocator.expandable_segments_off,
         unblock_unified,
         host.no_swap_space,
         load.fewer_sequences,
@@ -295,7 +298,7 @@ PLANS: Final[dict[str, Plan]] = {
             "allocations by the memory of the VM. Or run on native Linux.",
             why="The request was refused although the card had far more free.",
         ),
-        memory.expandable_segments_off,
+        allocator.expandable_segments_off,
     ),
     "mig_slice": Plan(
         "less_kv",
