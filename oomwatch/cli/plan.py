@@ -69,7 +69,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     try:
         run(options)
     except OomwatchError as error:
-        click.echo(f"oomwatch: {error}", err=True)
+        from oomwatch.report.sanitize import clean
+
+        click.echo(f"oomwatch: {clean(error, 600)}", err=True)
         ctx.exit(3 if isinstance(error, SourceError) else 2)
 
 
@@ -240,19 +242,21 @@ def _print_text(
         no_color=plain,
         highlight=False,
     )
+    from oomwatch.report.sanitize import clean
+
     for problem in parsed.problems[:5]:
-        click.echo(f"oomwatch: {problem}", err=True)
+        click.echo(f"oomwatch: {clean(problem, 300)}", err=True)
     text.print_plan(
         console,
         given,
         now,
-        name=parsed.model or "model",
-        where=found.note or found.where,
+        name=clean(parsed.model or "model", 120),
+        where=clean(found.note or found.where, 200),
         formats=what_if.kv_table(given, now),
         changes=what_if.what_if(given, now),
     )
     if answer is not None:
-        text.print_answer(console, answer, rebuild(parsed, answer.set))
+        text.print_answer(console, answer, clean(rebuild(parsed, answer.set)))
 
 
 def _configuration(
@@ -269,6 +273,8 @@ def _configuration(
             "add --goal concurrency=1 for flags that do"
         )
     line = rebuild(parsed, answer.set if answer is not None else {})
+    if not line.isprintable():
+        raise UsageError("the server command holds control characters; write it on one line")
     if form == "args":
         return line + "\n"
     again = parse_command(line, version=given.version)

@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+
+import jsonschema
+import pytest
+import yaml
+
+NUMBER = {"type": ["number", "null"]}
+WHOLE = {"type": "integer"}
+SCHEMA = {
+    "type": "object",
+    "required": ["schema", "engine", "version", "model", "gpu", "per_gpu", "kv", "fits", "refusal", "max_model_len_that_fits", "what_if", "uncertainty", "assumptions"],
+    "properties": {
+        "schema": {"const": "oomwatch.plan/1"},
+        "per_gpu": {
+            "type": "object",
+            "required": ["total_bytes", "budget_bytes", "weights_bytes", "activation_bytes", "cuda_graph_bytes", "non_torch_bytes", "kv_available_bytes"],
+            "additionalProperties": WHOLE,
+        },
+        "kv": {
+            "type": "object",
+            "required": ["bytes_per_token_per_gpu", "block_size_tokens", "blocks", "tokens", "max_concurrency_at_max_model_len", "bytes_per_request_at_max_model_len"],
+            "properties": {"tokens": WHOLE, "max_concurrency_at_max_model_len": NUMBER},
+        },
+        "fits": {"type": "boolean"},
+        "refusal": {"type": ["string", "null"]},
+        "what_if": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["change", "tokens", "max_concurrency", "fits", "freed_bytes", "cost", "validated"],
+            },
+        },
+        "uncertainty": {
+            "type": "object",
+            "properties": {"kv_available_bytes": {"type": "array", "items": WHOLE, "minItems": 2, "maxItems": 2}},
+        },
+        "assumptions": {"type": "array", "items": {"type": "string"}},
+    },
+}  # fmt: skip
+LLAMA = ("--gpu", "h100-80gb", "--engine-version", "0.11.0")
+
+
+def oomwatch_plan(*arguments, **environ):
+    env = {
+        "PATH": os.environ["PATH"],
+        "LANG": "C.UTF-8",
+        "HF_HOME": "/nonexistent",
+        "COLUMNS": "120",
+        **environ,
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "oomwatch", "plan", *arguments],
+        env=env,
+        text=True,
+        encoding="utf-8",
+        capture_output=True,
+        check=False,
+    )
+
+
+def plan_json(*arguments):
+    done = oomwatch_plan("--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_json_keeps_the_contract():
+    found = plan_json(
+        *LLAMA,
+        "--",
+        "vllm",
+        "serve",
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "--max-model-len",
+        "16000",
+    )
+    jsonschema.validate(found, SCHEMA)
+    assert found["fits"] is True
+    assert found["kv"]["bytes_per_token_per_gpu"] == 128 * 1024
+    low, high = found["uncertainty"]["kv_available_bytes"]
+    assert low <= found["per_gpu"]["kv_available_bytes"] <= high
+
+
+def test_a_printed_pool_is_taken_as_it_is():
+    found = plan_json(
+        "--gpu", "l40s", "--gpu-count", "2", "--gpu-total-gib", "44.42", "--engine-version", "0.10.2", "--available-kv-gib", "25.91", "--weights-gib", "14.5",
+        "--", "vllm", "serve", "Qwen/Qwen3-30B-A3B", "--tensor-parallel-size", "2", "--max-model-len", "32768",
+    )  # fmt: skip
+    assert found["kv"]["tokens"] == 566000
+    assert found["per_gpu"]["weights_bytes"] == round(14.5 * 2**30)
+
+
+def test_environment_before_the_command_counts():
+    command = ("vllm", "serve", "meta-llama/Llama-3.1-8B")
+    v1 = plan_json("--gpu", "a100-80gb", "--engine-version", "0.8.5", "--", *command)
+    v0 = plan_json(
+        "--gpu", "a100-80gb", "--engine-version", "0.8.5", "--", "env", "VLLM_USE_V1=0", *command
+    )
+    # 256 sequences of the old engine against 1024 of the new one
+    assert 3 * v0["per_gpu"]["activation_bytes"] < v1["per_gpu"]["activation_bytes"]
+
+
+def test_a_refused_start_is_an_answer_not_an_error():
+    found = plan_json(*LLAMA, "--", "vllm", "serve", "Qwen/Qwen3-32B", "--max-model-len", "40960")
+    assert (found["fits"], found["refusal"]) == (False, "kv_lt_max_len")
+    assert 16000 < found["max_model_len_that_fits"] < 40960
+    assert any(x["fits"] for x in found["what_if"])
+
+
+def test_text_for_people():
+    done = oomwatch_plan(
+        *LLAMA, "--", "vllm", "serve", "Qwen/Qwen3-32B", "--max-model-len", "40960"
+    )
+    assert done.returncode == 0
+    for words in (
+        "does not start (kv_lt_max_len)",
+        "weights 61.0",
+        "256.0 KiB per token",
+        "--kv-cache-dtype",
+        "--max-num-seqs 256",
+        "Longest request",
+    ):
+        assert words in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_colours_only_where_they_are_wanted():
+    command = ("--", "vllm", "serve", "Qwen/Qwen3-8B")
+    assert "\x1b[" in oomwatch_plan(*LLAMA, "--color", "always", *command, TERM="xterm").stdout
+    assert "\x1b[" not in oomwatch_plan(*LLAMA, "--color", "never", *command, TERM="xterm").stdout
+    assert "\x1b[" not in oomwatch_plan(*LLAMA, *command, NO_COLOR="1", TERM="xterm").stdout
+
+
+def test_a_goal_as_a_command_that_the_model_says_starts():
+    goal = (*LLAMA, "--gpu-count", "4", "--goal", "concurrency=64", "--context", "16384", "--")
+    server = ("vllm", "serve", "Qwen/Qwen3-32B")
+    line = oomwatch_plan("--format", "args", *goal[:-1], "--", *server).stdout
+    words = shlex.split(line)
+    assert words[:3] == list(server)
+    again = plan_json(*LLAMA, "--gpu-count", "4", "--", *words)
+    assert again["fits"]
+    assert again["kv"]["max_concurrency_at_max_model_len"] >= 64
+
+
+@pytest.mark.parametrize("form", ["compose", "k8s"])
+def test_service_files_hold_the_whole_command(form):
+    done = oomwatch_plan(
+        *LLAMA,
+        "--format",
+        form,
+        "--",
+        "vllm",
+        "serve",
+        "meta-llama/Llama-3.1-8B",
+        "--max-model-len",
+        "8192",
+        "--port",
+        "9001",
+    )
+    assert done.returncode == 0
+    text = json.dumps(list(yaml.safe_load_all(done.stdout)))
+    for words in ("meta-llama/Llama-3.1-8B", "--max-model-len", "9001", "v0.11.0"):
+        assert words in text
+
+
+@pytest.mark.parametrize("form", ["args", "compose", "k8s"])
+def test_a_configuration_that_cannot_start_is_not_printed(form):
+    done = oomwatch_plan(
+        *LLAMA, "--format", form, "--", "vllm", "serve", "meta-llama/Llama-3.1-70B"
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "would not start (weights_dont_fit)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--gpu", "h100"),
+        ("--gpu", "h100", "--", "sleep", "5"),
+        ("--gpu", "rtx-9999", "--", "vllm", "serve", "Qwen/Qwen3-8B"),
+        ("--gpu", "h100", "--", "vllm", "serve", "acme/unheard-of"),
+        ("--gpu", "h100", "--model-config", "/nonexistent", "--", "vllm", "serve", "x"),
+        (
+            "--gpu",
+            "h100",
+            "--",
+            "vllm",
+            "serve",
+            "Qwen/Qwen3-8B",
+            "--kv-cache-dtype",
+            "\x1b[31mint8",
+        ),
+        ("--gpu", "h100", "--goal", "speed", "--", "vllm", "serve", "Qwen/Qwen3-8B"),
+        ("--pid", "999999999"),
+    ],
+)
+def test_wrong_use_is_one_line(arguments):
+    done = oomwatch_plan(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "\x1b" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unnamed_card_needs_only_its_memory():
+    found = plan_json(
+        "--gpu-total-gib",
+        "47.5",
+        "--engine-version",
+        "0.11.0",
+        "--",
+        "vllm",
+        "serve",
+        "Qwen/Qwen3-8B",
+    )
+    assert found["per_gpu"]["total_bytes"] == round(47.5 * 2**30)
+
+
+def test_planning_loads_nothing_heavy():
+    code = (
+        "import sys; from oomwatch.cli.plan import command;"
+        "command(['--json','--gpu','h100','--','vllm','serve','Qwen/Qwen3-8B'], standalone_mode=False);"
+        "print(sorted({'requests','rich','yaml','sqlalchemy','psutil','pynvml'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+@pytest.fixture
+def running(tmp_path):
+    """A process whose command line is that of a server and whose output went to a log."""
+    (tmp_path / "serve").write_text("import sys, time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    log = tmp_path / "server.log"
+    log.write_text(
+        "INFO 11-20 10:00:00 [api_server.py:1839] vLLM API server version 0.11.0\n"
+        "(EngineCore_DP0 pid=77) INFO 11-20 10:00:09 [gpu_model_runner.py:2653] Model loading took 14.9889 GiB and 4.1 seconds\n"
+        "(EngineCore_DP0 pid=77) INFO 11-20 10:00:20 [gpu_worker.py:298] Available KV cache memory: 30.00 GiB\n"
+    )
+    with log.open("a") as output:
+        process = subprocess.Popen(
+            ["vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "8192"],
+            executable=sys.executable,
+            cwd=tmp_path,
+            stdout=output,
+            stderr=output,
+        )
+    for _ in range(200):
+        if "up" in log.read_text():
+            break
+        time.sleep(0.05)
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+def test_a_running_engine_fills_in_what_its_log_said(running):
+    found = plan_json("--pid", str(running), "--gpu", "h100")
+    assert found["version"] == "0.11.0"
+    assert found["per_gpu"]["kv_available_bytes"] == 30 * 2**30
+    assert found["per_gpu"]["weights_bytes"] == pytest.approx(14.9889 * 2**30, rel=1e-6)
+    assert found["kv"]["tokens"] == 30 * 2**30 // (128 * 1024)
+    fp8 = next(x for x in found["what_if"] if x["change"].get("--kv-cache-dtype") == "fp8")
+    assert fp8["tokens"] == 2 * found["kv"]["tokens"]
