@@ -8,16 +8,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oomwatch.diagnose.inputs import Inputs, KernelInput, LogInput, PageInput
+from oomwatch.diagnose.inputs import Inputs, KernelInput, LogInput, Orphan, PageInput
 from oomwatch.errors import NoInputError, OomwatchError, UsageError
 from oomwatch.records import Gpu, LogLine, RecordedEngine, Series, SourceStatus
 
 if TYPE_CHECKING:
+    from oomwatch.sources.logfile import OpenedLog
     from oomwatch.sources.metrics import MetricsPage
 
 Progress = Callable[[int, int | None], None]
@@ -72,6 +74,7 @@ class Gatherer:
         self.series = Series()
         self.sources: list[SourceStatus] = []
         self.host: str | None = None
+        self.orphans: list[Orphan] = []
         self.read = 0
         self.live = False
 
@@ -119,6 +122,7 @@ class Gatherer:
             engine=options.engine,
             version=options.engine_version,
             sources=tuple(self.sources),
+            orphans=tuple(self.orphans),
             live=self.live,
         )
 
@@ -147,13 +151,17 @@ class Gatherer:
         return {**data, **nested} if isinstance(nested, dict) else data
 
     def _log(self, path: str) -> None:
+        self.add_log_file(path, None)
+
+    def add_log_file(self, path: str, engine_id: str | None) -> None:
+        """Read a log file; `-` is standard input."""
         from oomwatch.sources.logfile import read_log
 
         notes: list[str] = []
         lines = read_log(
             path, full=self.options.full, progress=self.options.progress, note=notes.append
         )
-        self._add_log(path, lines, notes)
+        self._add_log(path, lines, notes, engine_id)
 
     def _add_log(
         self, name: str, lines: Iterator[LogLine], notes: list[str], engine_id: str | None = None
@@ -190,9 +198,10 @@ class Gatherer:
     def _metrics(self, source: str) -> None:
         from oomwatch.sources.metrics import read_metrics
 
-        self._add_page(read_metrics(source), None)
+        self.add_page(read_metrics(source), None)
 
-    def _add_page(self, page: MetricsPage, engine_id: str | None) -> None:
+    def add_page(self, page: MetricsPage, engine_id: str | None) -> None:
+        """Add a metrics page; what it lacks is said, since absent is not 0."""
         self.pages.append(
             PageInput(
                 source=page.source,
@@ -205,35 +214,53 @@ class Gatherer:
                 engine_id=engine_id,
             )
         )
-        if page.absent:
+        if page.absent and all(s.name != page.source for s in self.sources):
+            absent = ", ".join(page.absent[:6])
             self.sources.append(
                 SourceStatus(
-                    page.source,
-                    "warning",
-                    f"not on the page, so unknown rather than 0: {', '.join(page.absent[:6])}",
+                    page.source, "warning", f"not on the page, so unknown rather than 0: {absent}"
                 )
             )
 
     def _unit(self, unit: str) -> None:
+        self.add_unit(unit, None)
+
+    def add_unit(self, unit: str, engine_id: str | None) -> None:
+        """Read the journal of a unit, its last start."""
         from oomwatch.sources.journal import read_unit
 
         options = self.options
-        log = read_unit(unit, since=options.since, until=options.until)
-        self._add_log(f"unit {unit}", iter(log.lines), list(log.notes))
+        self._add_opened(
+            "unit", read_unit(unit, since=options.since, until=options.until), engine_id
+        )
 
     def _container(self, name: str) -> None:
+        self.add_container(name, None)
+
+    def add_container(self, name: str, engine_id: str | None) -> None:
+        """Read a container's log."""
         from oomwatch.sources.containers import read_container
 
-        log = read_container(name)
-        if log.command and self.options.command is None:
-            self.options.command = " ".join(log.command)
-        self._add_log(f"container {name}", iter(log.lines), list(log.notes))
+        self._add_opened("container", read_container(name), engine_id)
 
     def _pod(self, name: str) -> None:
+        self.add_pod(name, None)
+
+    def add_pod(self, name: str, engine_id: str | None) -> None:
+        """Read a pod's log."""
         from oomwatch.sources.containers import read_pod
 
-        log = read_pod(name)
-        self._add_log(f"pod {name}", iter(log.lines), list(log.notes))
+        self._add_opened("pod", read_pod(name), engine_id)
+
+    def _add_opened(self, kind: str, log: OpenedLog, engine_id: str | None) -> None:
+        if log.command and self.options.command is None and engine_id is None:
+            self.options.command = shlex.join(log.command)
+        zone = (
+            f"times are {log.zone}" if log.zone else "times without a zone are taken as this host's"
+        )
+        self._add_log(
+            f"{kind} {log.name}", log.lines, [f"from {log.origin}", zone, *log.notes], engine_id
+        )
 
     def _recording(self, path: str) -> None:
         from oomwatch.sources.kernel import read_kernel_log

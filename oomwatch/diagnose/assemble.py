@@ -55,6 +55,7 @@ def assemble(inputs: Inputs) -> list[Facts]:
                     kernel=kernel if age == 0 else (),
                     series=series if age == 0 else SeriesFacts(),
                     loads=tuple(run.loads) if run else (),
+                    orphans=inputs.orphans if age == 0 and index == 0 else (),
                     tree_pids=_tree(engine, run, inputs.series) if age == 0 else frozenset(),
                     gpu_names=tuple(gpu.name for gpu in inputs.gpus if gpu.name),
                     has_log=run is not None and run.lines > 0,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from oomwatch.diagnose.events import Failure, LogEvent
+from oomwatch.diagnose.inputs import Orphan
 from oomwatch.diagnose.runs import Load, Run
 from oomwatch.diagnose.series import SeriesFacts
 from oomwatch.records import EngineFacts, Evidence, KernelEvent, LogLine
@@ -58,6 +59,7 @@ class Facts:
     kernel: tuple[KernelCitation, ...] = ()
     series: SeriesFacts = dataclasses.field(default_factory=SeriesFacts)
     loads: tuple[Load, ...] = ()
+    orphans: tuple[Orphan, ...] = ()
     tree_pids: frozenset[int] = frozenset()
     """Host pids of the engine's own processes, as far as known."""
     gpu_names: tuple[str, ...] = ()

@@ -49,6 +49,17 @@ class KernelInput:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Orphan:
+    """A process of an engine whose server is gone; it still holds memory."""
+
+    pid: int
+    name: str
+    gpu: int | None
+    held_bytes: int | None
+    on_gpu: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Inputs:
     """All inputs of one diagnosis."""
 
@@ -65,5 +76,6 @@ class Inputs:
     engine: str | None = None
     version: str | None = None
     sources: tuple[SourceStatus, ...] = ()
+    orphans: tuple[Orphan, ...] = ()
     live: bool = False
     """Whether the engines were found running, rather than read from files."""

@@ -148,9 +148,8 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
 
 def summarise(series: Series) -> SeriesFacts:
     """The facts of all samples."""
-    times = [
-        s.at for s in (*series.gpus[:1], *series.gpus[-1:], *series.hosts[:1], *series.hosts[-1:])
-    ]
+    times = [s.at for s in (*series.gpus[:1], *series.gpus[-1:])]
+    times += [s.at for s in (*series.hosts[:1], *series.hosts[-1:])]
     times += [s.at for s in (*series.processes[:1], *series.processes[-1:])]
     times += [s.at for s in (*series.engines[:1], *series.engines[-1:])]
     gpus: dict[int, list[tuple[float, float]]] = defaultdict(list)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from oomwatch.diagnose.facts import Facts, KernelCitation, cite
-from oomwatch.diagnose.rules.findings import ARITHMETIC, KERNEL, STAGE, Rule, found
+from oomwatch.diagnose.rules.findings import ARITHMETIC, COUNTERS, KERNEL, STAGE, Rule, found
 from oomwatch.records import Evidence, Finding
 from oomwatch.units import GIB, format_bytes
 
@@ -431,7 +431,40 @@ def silent_unified_growth(facts: Facts) -> Finding | None:
     )
 
 
+def orphans(facts: Facts) -> Finding | None:
+    """Processes of an engine whose server is gone still hold memory: the next start will miss it."""
+    if not facts.orphans:
+        return None
+    held = sum(orphan.held_bytes or 0 for orphan in facts.orphans)
+    names = ", ".join(f"{orphan.name} (PID {orphan.pid})" for orphan in facts.orphans[:4])
+    where = "GPU memory" if any(orphan.on_gpu for orphan in facts.orphans) else "host memory"
+    return found(
+        facts,
+        "gpu_busy_other_process",
+        0.9,
+        f"The server of {names} is gone, but they live on and hold {format_bytes(held)} of {where}: the next start will find it taken.",
+        [
+            Evidence(
+                "process",
+                str(o.pid),
+                text=f"{o.name} holds {format_bytes(o.held_bytes)}",
+                value=o.held_bytes,
+                unit="bytes",
+            )
+            for o in facts.orphans[:4]
+        ],
+        strength=COUNTERS,
+        risk=True,
+        values={
+            "other_pids": [o.pid for o in facts.orphans],
+            "other_process_bytes": held,
+            "process_name": facts.orphans[0].name,
+        },
+    )
+
+
 RULES: Final[tuple[Rule, ...]] = (
+    orphans,
     kernel_kill,
     killed_while_compiling,
     counted_kill,
