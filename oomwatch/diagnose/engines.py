@@ -84,6 +84,10 @@ def describe_engine(
     kv_bytes = numbers.get("kv_bytes")
     if kv_bytes is not None and run is not None and len(run.by_rank.get("kv_bytes", {})) > 1:
         kv_bytes = min(run.by_rank["kv_bytes"].values())
+    profiled = numbers.get("profiled_block_count")
+    if kv_bytes and profiled and "override_block_count" in numbers:
+        arguments.setdefault("--num-gpu-blocks-override", numbers["override_block_count"])
+        kv_bytes = round(kv_bytes * numbers["override_block_count"] / profiled)
     if "k_bytes" in numbers and "v_bytes" in numbers:
         kv_bytes = numbers["k_bytes"] + numbers["v_bytes"]
     return EngineFacts(

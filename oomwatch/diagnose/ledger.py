@@ -63,11 +63,10 @@ def _inside(facts: Facts, allocated: int, private: int | None) -> list[MemoryPar
             parts.append(MemoryPart(name, size, "log"))
             rest -= size
     if rest > 0:
-        parts.append(
-            MemoryPart(
-                "activation" if parts else "torch_allocated", rest, "computed" if parts else "log"
-            )
-        )
+        has_pool = any(part.name == "kv_cache" for part in parts)
+        starting = not (facts.served or (facts.run is not None and facts.run.reached("kv")))
+        name = "activation" if parts and (has_pool or starting) else "kv_and_activation"
+        parts.append(MemoryPart(name, rest, "computed"))
     return parts
 
 

@@ -23,6 +23,9 @@ _QUOTE_LIMIT: Final = 2000
 _COLORS: Final = {
     "weights": "#3b78d8",
     "kv_cache": "#2f9e57",
+    "kv_and_activation": "#2f9e57",
+    "engine": "#3b78d8",
+    "engine_other": "#b04bb8",
     "activation": "#b04bb8",
     "cuda_graphs": "#1d9aa8",
     "non_torch": "#c98a16",

@@ -20,6 +20,9 @@ from oomwatch.units import format_bytes
 _LOOKS: Final[dict[str, tuple[str, str]]] = {
     "weights": ("W", "blue"),
     "kv_cache": ("K", "green"),
+    "kv_and_activation": ("K", "green"),
+    "engine": ("E", "blue"),
+    "engine_other": ("X", "magenta"),
     "activation": ("A", "magenta"),
     "cuda_graphs": ("G", "cyan"),
     "non_torch": ("N", "yellow"),

@@ -74,6 +74,9 @@ TEXTS: Final = {
     # parts of a GPU's ledger
     "part.weights": "weights",
     "part.kv_cache": "KV cache",
+    "part.kv_and_activation": "KV cache, activations",
+    "part.engine": "this engine",
+    "part.engine_other": "engine, other",
     "part.activation": "activation peak",
     "part.cuda_graphs": "CUDA graphs",
     "part.non_torch": "outside PyTorch",
