@@ -208,7 +208,12 @@ def run_diagnosis(options: Options) -> Diagnosis:
     """
     from oomwatch.diagnose.judge import diagnose
 
-    return with_remedies(diagnose(Gatherer(options).gather()))
+    gatherer = Gatherer(options)
+    diagnosis = diagnose(gatherer.gather())
+    late = gatherer.late_notes()
+    named = {status.name for status in late}
+    sources = (*(s for s in diagnosis.sources if s.name not in named or s.status != "ok"), *late)
+    return with_remedies(dataclasses.replace(diagnosis, sources=sources))
 
 
 def with_remedies(diagnosis: Diagnosis) -> Diagnosis:

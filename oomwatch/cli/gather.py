@@ -75,6 +75,7 @@ class Gatherer:
         self.sources: list[SourceStatus] = []
         self.host: str | None = None
         self.orphans: list[Orphan] = []
+        self._notes: list[tuple[str, list[str]]] = []
         self.read = 0
         self.live = False
 
@@ -176,8 +177,15 @@ class Gatherer:
             )
             return
         self.logs.append(LogInput(name, self._in_window(_chain(first, lines)), engine_id))
-        if notes:
-            self.sources.append(SourceStatus(name, "ok", "; ".join(notes)))
+        self._notes.append((name, notes))
+
+    def late_notes(self) -> tuple[SourceStatus, ...]:
+        """What reading the logs had to say, known only once they are read to the end."""
+        return tuple(
+            SourceStatus(name, "warning" if _is_damage(notes) else "ok", "; ".join(notes))
+            for name, notes in self._notes
+            if notes
+        )
 
     def _in_window(self, lines: Iterator[LogLine]) -> Iterator[LogLine]:
         since, until = self.options.since, self.options.until
@@ -298,6 +306,10 @@ class Gatherer:
         from oomwatch.cli.live import gather_live
 
         gather_live(self)
+
+
+def _is_damage(notes: list[str]) -> bool:
+    return any(word in note for note in notes for word in ("cut", "damaged", "skipped"))
 
 
 def _joined(first: Series, second: Series) -> Series:
