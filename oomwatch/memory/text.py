@@ -17,6 +17,7 @@ from oomwatch.memory.planner import Plan, PlanInput
 from oomwatch.memory.what_if import FormatRow, WhatIf
 from oomwatch.units import GIB, KIB, format_bytes, format_count
 
+_NARROW: Final = 110  # cells; below, prices stand under their changes
 _PARTS: Final = (
     ("weights", "blue"),
     ("activation", "yellow"),
@@ -153,22 +154,25 @@ def _print_changes(console: Console, plan: Plan, changes: Sequence[WhatIf]) -> N
     if not changes:
         return
     table = _table("What each change would do")
-    table.add_column("change", no_wrap=True)
+    narrow = console.width < _NARROW
+    table.add_column("change", no_wrap=not narrow)
     for head in ("tokens", "requests", "KV GiB/GPU"):
         table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("price")
+    if not narrow:
+        table.add_column("price")
     for each in changes:
         after = each.plan
         flags = " ".join(k if v is True else f"{k} {v}" for k, v in each.set.items())
         removed = " ".join(f"without {k}" for k in each.unset)
-        result = _number(after.max_concurrency) if after.fits else str(after.refusal)
+        result = _number(after.max_concurrency) if after.fits else "no start"
         price = each.cost if each.validated else f"{each.cost} (not checked: {each.reason})"
+        name = escape(f"{flags} {removed}".strip())
         table.add_row(
-            escape(f"{flags} {removed}".strip()),
-            f"{format_count(after.tokens)} ({_change(plan.tokens, after.tokens)})",
+            f"{name}\n[dim]  {escape(price)}[/]" if narrow else name,
+            f"{format_count(after.tokens)} {_change(plan.tokens, after.tokens)}",
             result,
-            f"{after.kv_available_bytes / GIB:.2f} ({each.freed_bytes / GIB:+.2f})",
-            escape(price),
+            f"{after.kv_available_bytes / GIB:.2f} {each.freed_bytes / GIB:+.2f}",
+            *([] if narrow else [escape(price)]),
         )
     console.print()
     console.print(table)
@@ -196,4 +200,4 @@ def _number(value: float) -> str:
 
 
 def _change(before: int, after: int) -> str:
-    return "new" if before <= 0 else f"{after / before - 1:+.0%}"
+    return f"{after / before - 1:+.0%}" if before > 0 and after != before else ""
