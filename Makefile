@@ -9,13 +9,15 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(
 EXTRAS := $(if $(filter x86_64 aarch64,$(shell uname -m)),[fast])
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test lint types bench clean
+.PHONY: help demo test lint types bench accuracy docs clean
 
 help:
-	@echo "make demo    diagnose the embedded recording, then this host if it has GPUs"
-	@echo "make test    lint, types and tests"
-	@echo "make bench   how fast logs are read, beside grep"
-	@echo "make clean   remove what make made"
+	@echo "make demo       diagnose the embedded recording, then this host if it has GPUs"
+	@echo "make test       lint, types and tests"
+	@echo "make bench      how fast logs are read, beside grep"
+	@echo "make accuracy   how near the memory model comes to real starts"
+	@echo "make docs       write docs/causes.md anew from the pages of the causes"
+	@echo "make clean      remove what make made"
 
 demo: $(INSTALLED)
 	$(VENV)/bin/oomwatch demo
@@ -32,6 +34,12 @@ types: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(PY) benchmarks/log_scan.py
+
+accuracy: $(INSTALLED)
+	$(PY) benchmarks/accuracy.py
+
+docs: $(INSTALLED)
+	OOMWATCH_UPDATE_GOLDEN=1 $(PY) -m pytest -q tests/report/test_pages.py -k index_in_docs
 
 clean:
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
