@@ -137,6 +137,8 @@ def _build_input(
     ):
         if options[option] is not None:
             facts[field] = round(options[option] * _BYTES_PER_GIB)
+    if "kv_available_bytes" in facts:
+        facts["kv_rounding_bytes"] = _BYTES_PER_GIB // 200  # logs print two decimals
     known = dataclasses.replace(known, **facts) if facts else known
     return dataclasses.replace(base, version=version, gpu_count=options["gpu_count"], known=known)
 

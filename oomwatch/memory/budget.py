@@ -110,6 +110,8 @@ class Known:
     non_torch_bytes: int | None = None
     graphs_bytes: int | None = None
     kv_available_bytes: int | None = None
+    kv_rounding_bytes: int = 0
+    """How much more the KV memory may be than the figure, which a log rounds."""
     free_at_start_bytes: int | None = None
     checkpoint_bytes: int | None = None
     """All tensors of the weight files together, over all GPUs."""
@@ -198,7 +200,7 @@ def _weights(
         device=device,
         quantization_flag=settings.quantization,
         stage=stage,
-        draft_layers=settings.draft_layers,
+        draft_layers=settings.draft_weight_layers,
         lora_slots=settings.lora_slots,
         lora_rank=settings.lora_rank,
     )

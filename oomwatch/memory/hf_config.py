@@ -43,6 +43,29 @@ _QK_NORM: Final = {
 _FOUR_NORMS: Final = frozenset({"gemma2", "gemma3_text", "gemma4_text", "glm4"})
 
 
+KNOWN_TYPES: Final = frozenset(
+    {"llama", "mistral", "mixtral", "ministral", "smollm3", "internlm2", "internlm3", "yi"}
+    | {"qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"}
+    | {"qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+    | {"qwen3_vl_text", "qwen3_vl_moe_text"}
+    | {"gemma", "gemma2", "gemma3_text", "gemma4_text", "phi3", "phi3_v", "phimoe"}
+    | {"deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa"}
+    | {"glm4", "glm4_moe", "gpt_oss", "exaone4", "llama4_text", "minimax_m2"}
+    | {"granite", "granitemoe", "granitemoehybrid", "olmo2", "olmo3", "cohere", "cohere2"}
+    | {"starcoder2", "whisper"}
+)
+"""Types whose layers are read as they are built; any other is taken as a plain decoder and said."""
+_LAYER_KINDS: Final = {
+    "full_attention": "full",
+    "attention": "full",
+    "sliding_attention": "sliding",
+    "chunked_attention": "chunked",
+    "linear_attention": "recurrent",
+    "mamba": "recurrent",
+    "mamba2": "recurrent",
+}
+
+
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     """The model that a configuration file describes.
 
@@ -50,12 +73,14 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     """
     if "n_layers" in raw and "dim" in raw:
         raw = _from_mistral_params(raw)
+    if raw.get("model_type") == "whisper":
+        raw = _from_whisper(raw)
     read = Reader(raw)
     hidden = read.size("hidden_size", "d_model", "n_embd")
     count = min(read.size("num_hidden_layers", "n_layer", "num_layers"), _MOST_LAYERS)
     heads = read.size("num_attention_heads", "n_head")
-    if read.model_type == "gpt2" or read.flag("is_encoder_decoder"):
-        read.unknown.append(f"layout of {read.model_type or 'this model'}")
+    if read.model_type not in KNOWN_TYPES:
+        read.unknown.append(f"model type {read.model_type or '(none)'}: taken as a plain decoder")
     layers = tuple(_layer(read, index, count, hidden, heads) for index in range(count))
     names = read.items("architectures")
     quantization = read.get("quantization_config", "compression_config")
@@ -75,6 +100,8 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         mtp_layers=read.number(
             "num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_transformer_layers"
         ),
+        encoder_tokens=read.number("_encoder_tokens"),
+        extra_parameters=read.number("_encoder_parameters"),
         unknown=tuple(dict.fromkeys(read.unknown)),
     )
 
@@ -100,6 +127,27 @@ def _from_mistral_params(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _from_whisper(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Whisper's decoder as a decoder, its encoder and cross attention as weights beside it."""
+    read = Reader(raw)
+    width, depth = read.size("d_model"), read.size("decoder_layers")
+    encoder = read.size("encoder_layers", default=depth)
+    inner = read.size("encoder_ffn_dim", default=4 * width)
+    return {
+        **raw,
+        "hidden_size": width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": read.size("decoder_attention_heads"),
+        "intermediate_size": read.size("decoder_ffn_dim", default=4 * width),
+        "max_position_embeddings": read.size("max_target_positions", default=448),
+        "tie_word_embeddings": True,
+        "mlp_gated": False,
+        "_encoder_tokens": read.size("max_source_positions", default=1500),
+        "_encoder_parameters": encoder * (4 * width * width + 2 * width * inner)
+        + depth * 4 * width * width,
+    }
+
+
 # ------------------------------------------------------------------------------- one layer
 def _layer(read: Reader, index: int, count: int, hidden: int, heads: int) -> Layer:
     kind = _layer_kind(read, index)
@@ -118,13 +166,9 @@ def _layer_kind(read: Reader, index: int) -> str:
     types = read.items("layer_types", "layers_block_type")
     if index < len(types):
         name = str(types[index])
-        if name in ("linear_attention", "mamba", "mamba2", "linear", "recurrent"):
-            return "recurrent"
-        if "sliding" in name:
-            return "sliding"
-        if "chunked" in name:
-            return "chunked"
-        return "full"
+        if name not in _LAYER_KINDS:
+            read.unknown.append(f"layer type {name[:40]}: taken as full attention")
+        return _LAYER_KINDS.get(name, "full")
     interval = read.number("full_attention_interval")
     if interval and read.get("linear_num_value_heads"):
         return "full" if (index + 1) % interval == 0 else "recurrent"
@@ -138,6 +182,8 @@ def _layer_kind(read: Reader, index: int) -> str:
         return "chunked" if keeps else "full"
     if _window(read) is None:
         return "full"
+    if index < read.number("max_window_layers") and read.get("use_sliding_window"):
+        return "full"  # Qwen 2: the first layers see everything
     pattern = read.get("sliding_window_pattern", "_sliding_window_pattern")
     if isinstance(pattern, str) and pattern:
         return "sliding" if pattern[index % len(pattern)].upper() == "L" else "full"
@@ -247,7 +293,10 @@ def _mlp(read: Reader, index: int) -> Mlp:
             active_experts=read.number("num_experts_per_tok"),
         )
     if not experts or not _is_sparse(read, index):
-        return Mlp(dense=read.size("intermediate_size_mlp", default=intermediate))
+        gated = read.get("mlp_gated", default=read.model_type != "starcoder2")
+        return Mlp(
+            dense=read.size("intermediate_size_mlp", default=intermediate), gated=bool(gated)
+        )
     width = read.size("moe_intermediate_size", "expert_ffn_hidden_size", default=intermediate)
     shared = read.number("shared_expert_intermediate_size", "shared_intermediate_size")
     if not shared:

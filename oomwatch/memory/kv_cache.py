@@ -23,9 +23,10 @@ from oomwatch.memory.model_config import (
 from oomwatch.memory.settings import Settings
 from oomwatch.memory.weights import stages
 
-Kind = Literal["full", "sliding", "chunked", "state"]
+Kind = Literal["full", "sliding", "chunked", "state", "cross"]
 
 _STATE_ALIGNMENT: Final = 16  # tokens; hybrid models round their block size up to this
+_UNABSORBED_HEAD: Final = 256  # head size that MLA is padded to where it keeps keys and values
 _UNQUANTIZED_ENDS: Final = 2  # layers at each end that turboquant leaves in 16 bits
 
 
@@ -76,6 +77,8 @@ class KvLayout:
         if spec.kind == "sliding":
             kept = min(spec.window_tokens - 1 + self.in_flight_tokens, length)
             return math.ceil(kept / spec.block_tokens) + 1
+        if spec.kind == "cross":
+            return math.ceil(spec.window_tokens / spec.block_tokens)
         if spec.kind == "chunked":
             kept = min(spec.window_tokens + self.in_flight_tokens, length)
             return math.ceil(kept / spec.block_tokens)
@@ -134,6 +137,8 @@ def build_layout(model: ModelConfig, settings: Settings, stage: int = 0) -> KvLa
         for i, layer in enumerate(model.layers)
     ]
     own += _draft_specs(model, fmt, settings)
+    if model.encoder_tokens:
+        own += _cross_specs(own, model.encoder_tokens)
     placed = [i for i, spec in enumerate(own) if spec is not None]
     specs = _equal_pages(_with_state_pages([s for s in own if s is not None], notes), notes)
     stage_of = _stages(len(model.layers), len(own), settings.pipeline_parallel)
@@ -180,8 +185,11 @@ def _stages(layers: int, with_draft: int, pipeline: int) -> list[int]:
 # ----------------------------------------------------------------------------- pages of a layer
 def token_bytes(mixer: Mixer, fmt: KvFormat, settings: Settings, dtype_bytes: int) -> int:
     """Bytes of one token in one layer on one rank; 0 for layers without a cache of their own."""
-    if isinstance(mixer, LatentAttention):
+    if isinstance(mixer, LatentAttention) and settings.latent_cache:
         return latent_bytes(fmt, mixer, dtype_bytes)
+    if isinstance(mixer, LatentAttention):
+        heads = kv_heads_on_rank(mixer.heads, settings.attention_ranks)
+        return heads * head_bytes(fmt, _UNABSORBED_HEAD, dtype_bytes)
     if isinstance(mixer, Attention) and not mixer.shares_kv:
         heads = kv_heads_on_rank(mixer.kv_heads, settings.attention_ranks)
         return heads * head_bytes(fmt, mixer.head_dim, dtype_bytes)
@@ -232,6 +240,15 @@ def _spec(
     elif isinstance(mixer, Attention) and mixer.window_tokens and not settings.groups_layers:
         notes.append("sliding-window layers are allocated as full attention here")
     return PageSpec("full", block, size)
+
+
+def _cross_specs(own: list[PageSpec | None], encoder_tokens: int) -> list[PageSpec | None]:
+    """Cross attention beside every decoder layer: pages for the encoder's output."""
+    return [
+        dataclasses.replace(spec, kind="cross", window_tokens=encoder_tokens)
+        for spec in own
+        if spec is not None
+    ]
 
 
 def _draft_specs(model: ModelConfig, fmt: KvFormat, settings: Settings) -> list[PageSpec | None]:

@@ -152,8 +152,10 @@ class ModelConfig:
     vision: VisionTower | None = None
     quantization: Mapping[str, Any] | None = None
     mtp_layers: int = 0
-    encoder_layers: int = 0
     encoder_tokens: int = 0
+    """Encoder positions that cross attention keeps per request (Whisper)."""
+    extra_parameters: int = 0
+    """Weights beside the decoder layers, split over the ranks (audio encoder)."""
     unknown: tuple[str, ...] = ()
     """What could not be read and had to be assumed; widens every interval."""
 

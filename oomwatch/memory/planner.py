@@ -221,6 +221,8 @@ def _refusal(
     if kv_bytes <= 0 or blocks <= 0:
         return "kv_no_blocks", f"nothing is left for KV cache ({kv_bytes / GIB:.2f} GiB)"
     usable = blocks - 1 if settings.version >= (0, 29, 0) and not settings.v0 else blocks
+    if given.known.kv_available_bytes is not None and given.known.kv_rounding_bytes:
+        usable += 1 + given.known.kv_rounding_bytes // layout.block_bytes
     if layout.request_blocks(length) > usable:
         return (
             "kv_lt_max_len",

@@ -53,7 +53,11 @@ class Settings:
     chunked_local_pages: bool = False
     speculative_tokens: int = 0
     draft_layers: int = 0
-    draft_model: str | None = None
+    """Layers of the draft that keep a cache."""
+    draft_weight_layers: int = 0
+    """Multi-token prediction layers whose weights are loaded as well."""
+    latent_cache: bool = True
+    """MLA keeps its latent; before 0.7.1, or switched off, it keeps whole heads."""
     graph_count: int = 0
     estimates_graphs: bool = False
     kv_cache_memory_bytes: int | None = None
@@ -181,10 +185,15 @@ def _vllm(
     method = str(speculative.get("method") or "")
     drafts = int(speculative.get("num_speculative_tokens") or 0)
     own_draft = drafts > 0 and (method in _MTP_METHODS or method.endswith("mtp"))
+    eagle = drafts > 0 and method in ("eagle", "eagle3")
     notes: list[str] = []
-    draft_model = speculative.get("model") or arguments.get("--speculative-model")
-    if drafts and not own_draft and method not in ("ngram", "suffix"):
+    if eagle:
+        notes.append("the draft's cache is taken as one layer of the model; its weights are not in")
+    elif drafts and not own_draft and method not in ("ngram", "suffix"):
         notes.append("the draft model's weights and cache are not counted")
+    connector = "--kv-transfer-config" in arguments
+    if connector:
+        notes.append("the KV connector turns the hybrid cache manager off")
     async_on = arguments.get("--async-scheduling")
     eager = bool(values.get("--enforce-eager"))
     return Settings(
@@ -205,11 +214,12 @@ def _vllm(
         expert_parallel=bool(values.get("--enable-expert-parallel")),
         enforce_eager=eager,
         prefix_caching=_caches_states(at, arguments, model),
-        hybrid_manager=not values.get("--disable-hybrid-kv-cache-manager"),
+        hybrid_manager=not connector and not values.get("--disable-hybrid-kv-cache-manager"),
         chunked_local_pages=env.get("VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE") == "1",
         speculative_tokens=drafts,
-        draft_layers=max(1, model.mtp_layers) if own_draft else 0,
-        draft_model=str(draft_model) if draft_model and not own_draft else None,
+        draft_layers=max(1, model.mtp_layers) if own_draft else int(eagle),
+        draft_weight_layers=max(1, model.mtp_layers) if own_draft else 0,
+        latent_cache=at >= (0, 7, 1) and env.get("VLLM_MLA_DISABLE") != "1",
         graph_count=0 if eager else _graph_count(at, v0, seqs, drafts, arguments),
         estimates_graphs=_estimates_graphs(at, env),
         kv_cache_memory_bytes=_size(arguments.get("--kv-cache-memory-bytes")),
@@ -267,6 +277,7 @@ def _sglang(
         attention_data_parallel=attention,
         enforce_eager=bool(values.get("--disable-cuda-graph")),
         draft_layers=max(1, model.mtp_layers) if mtp else 0,
+        draft_weight_layers=max(1, model.mtp_layers) if mtp else 0,
         quantization=_text(arguments.get("--quantization")),
         dtype_bytes=_dtype(arguments.get("--dtype")),
         max_seqs_given="--max-running-requests" in arguments,

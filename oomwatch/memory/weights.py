@@ -151,6 +151,7 @@ def weights_bytes(
         _layer(build, "mtp.layers.0", model.layers[-1])
         build.tensor(2 * model.hidden * model.hidden)
     build.total += model.rope_cache_bytes
+    build.tensor(-(-model.extra_parameters // shard.tensor))
     if model.vision and first:
         # Qwen's tower is split over the ranks (a logged two-card load), the others are copied.
         ranks = shard.tensor if model.vision.sharded else 1

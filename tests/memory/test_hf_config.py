@@ -165,3 +165,21 @@ json_values = st.recursive(
 def test_hostile_files_end_in_a_model_or_in_one_line(changes):
     with contextlib.suppress(UsageError):
         parse_config({**SMALL, **changes})
+
+
+def test_a_model_type_that_was_never_compared_is_said():
+    unknown = parse_config({**SMALL, "model_type": "rwkv9"}).unknown
+    assert any("rwkv9" in x for x in unknown)
+    types = parse_config({**SMALL, "layer_types": ["kda", "full_attention"] * 2}).unknown
+    assert any("kda" in x for x in types)
+
+
+def test_qwen2_uses_its_window_only_in_the_upper_layers():
+    raw = {
+        **SMALL,
+        "model_type": "qwen2",
+        "sliding_window": 512,
+        "use_sliding_window": True,
+        "max_window_layers": 3,
+    }
+    assert windows(parse_config(raw)) == [None, None, None, 512]

@@ -227,3 +227,53 @@ def test_sglang_counts_tokens_of_attention_layers_only(given):
     )
     assert built.bytes_per_token == 16384
     assert built.tokens(built.blocks(5.0 * GIB), 4096) == pytest.approx(327310, rel=0.003)
+
+
+def test_cross_attention_pages_hold_the_encoders_output(given):
+    from oomwatch.memory.hf_config import parse_config
+
+    raw = {
+        "model_type": "whisper",
+        "d_model": 1280,
+        "decoder_layers": 32,
+        "encoder_layers": 32,
+        "decoder_attention_heads": 20,
+        "decoder_ffn_dim": 5120,
+        "vocab_size": 51866,
+        "max_target_positions": 448,
+        "max_source_positions": 1500,
+    }
+    built, _ = layout(given(parse_config(raw), version="0.12.0"))
+    assert [g.spec.kind for g in built.groups] == ["full", "cross"]
+    assert built.request_blocks(448) == 448 // 16 + -(-1500 // 16)
+    assert built.request_blocks(16) == 1 + -(-1500 // 16)
+
+
+def test_latent_models_kept_whole_heads_before_0_7_1(given):
+    old = layout(given("deepseek-v3", version="0.6.6", flags={"--tensor-parallel-size": "8"}))[0]
+    off = layout(
+        given(
+            "deepseek-v3",
+            version="0.8.5",
+            flags={"--tensor-parallel-size": "8"},
+            env={"VLLM_MLA_DISABLE": "1"},
+        )
+    )[0]
+    assert old.bytes_per_token == off.bytes_per_token == 61 * 16 * 256 * 2 * 2
+
+
+def test_an_eagle_draft_evens_groups_out_instead_of_doubling_them(given):
+    eagle = {
+        "--speculative-config": '{"method": "eagle3", "model": "d", "num_speculative_tokens": 3}'
+    }
+    built, settings = layout(given("gpt-oss-20b", version="0.20.0", flags=eagle))
+    assert sorted(g.layers for g in built.groups) == [12, 13]
+    assert any("draft" in x for x in settings.notes)
+
+
+def test_a_kv_connector_turns_the_hybrid_cache_off(given):
+    built, settings = layout(
+        given("gemma-3-27b", version="0.12.0", flags={"--kv-transfer-config": "{}"})
+    )
+    assert len(built.groups) == 1
+    assert any("connector" in x for x in settings.notes)

@@ -127,3 +127,11 @@ def test_helpers_for_other_stages(given):
     assert tokens_from_bytes(found.layout, found.kv_available_bytes, 131072) == found.tokens
     assert scale_tokens(1000, 10.0, 15.0) == 1500
     assert scale_tokens(1000, 0, 15.0) == 0
+
+
+def test_a_printed_pool_is_rounded_so_one_block_decides_nothing(given):
+    exact = 2 * GIB - 1  # one block short of one request
+    flags = {"--max-model-len": "16384"}
+    assert not plan(given(flags=flags, known=Known(kv_available_bytes=exact))).fits
+    printed = Known(kv_available_bytes=exact, kv_rounding_bytes=GIB // 200)
+    assert plan(given(flags=flags, known=printed)).fits
