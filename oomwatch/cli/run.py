@@ -6,6 +6,7 @@ Everything of ours goes to stderr, after the server has ended; the exit status i
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shlex
 import signal
@@ -22,6 +23,7 @@ from oomwatch.records import Diagnosis, SourceStatus
 
 if TYPE_CHECKING:
     from oomwatch.diagnose.inputs import KernelInput
+    from oomwatch.sources.child import ChildEnd
 
 Diagnose = Callable[[Path, Sequence[str], float], Diagnosis]
 """Takes the copy, the command and the time of its start."""
@@ -100,7 +102,7 @@ def run_server(
 
     failed = end.status != 0
     try:
-        diagnosis = diagnose(copy.path, server, started_at)
+        diagnosis = _with_end(diagnose(copy.path, server, started_at), end)
         found = diagnosis.verdict == "oom" if end.stop_requested else _worth_telling(diagnosis)
         tell = found or (failed and not end.stop_requested)
         report = render(diagnosis, report_format) if tell else None
@@ -116,6 +118,22 @@ def run_server(
     elif log_copy is None:
         copy.path.unlink(missing_ok=True)
     return end.status
+
+
+def _with_end(diagnosis: Diagnosis, end: ChildEnd) -> Diagnosis:
+    """What only we know: the server is gone. One that failed in silence was not healthy."""
+    if end.status == 0 or end.stop_requested or diagnosis.verdict != "healthy":
+        return diagnosis
+    how = signal.Signals(end.signal).name if end.signal else f"status {end.status}"
+    return dataclasses.replace(
+        diagnosis,
+        verdict="unknown",
+        engines=tuple(dataclasses.replace(one, phase="exited") for one in diagnosis.engines),
+        sources=(
+            *diagnosis.sources,
+            SourceStatus("exit", "warning", f"ended with {how}, and its output does not say why"),
+        ),
+    )
 
 
 def diagnose_copy(path: Path, server: Sequence[str], started_at: float) -> Diagnosis:

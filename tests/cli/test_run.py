@@ -96,6 +96,13 @@ def test_death_by_a_signal_is_explained(capfd):
     assert not judge.path.exists()  # it printed nothing
 
 
+def test_a_server_that_failed_in_silence_was_not_healthy(capfd):
+    judge = Judge(HEALTHY)
+    assert run(judge, *shell("echo serving; kill -9 $$")) == 137
+    assert "REPORT unknown" in capfd.readouterr().err
+    judge.path.unlink()
+
+
 def test_a_named_copy_stays(tmp_path, capfd):
     copy = tmp_path / "copy.log"
     assert run(Judge(HEALTHY), *shell("echo fine"), log_copy=copy) == 0
