@@ -110,7 +110,7 @@ def run_server(
         _say(f"the output could not be diagnosed: {error}")
         tell, report = failed, None
     if tell and end.signal is not None:
-        _say(f"the server was ended by {signal.Signals(end.signal).name}")
+        _say(f"the server was ended by {_signal_name(end.signal)}")
     if report is not None:
         _print_error(report)
     if tell and log_copy is None and copy.path.stat().st_size:
@@ -124,7 +124,7 @@ def _with_end(diagnosis: Diagnosis, end: ChildEnd) -> Diagnosis:
     """What only we know: the server is gone. One that failed in silence was not healthy."""
     if end.status == 0 or end.stop_requested or diagnosis.verdict != "healthy":
         return diagnosis
-    how = signal.Signals(end.signal).name if end.signal else f"status {end.status}"
+    how = _signal_name(end.signal) if end.signal else f"status {end.status}"
     return dataclasses.replace(
         diagnosis,
         verdict="unknown",
@@ -180,6 +180,13 @@ def render_report(diagnosis: Diagnosis, report_format: str) -> str:
         color=wants_color("auto", to_terminal=terminal),
         lang=choose_language("auto", os.environ),
     )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _worth_telling(diagnosis: Diagnosis) -> bool:

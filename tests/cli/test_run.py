@@ -103,6 +103,11 @@ def test_a_server_that_failed_in_silence_was_not_healthy(capfd):
     judge.path.unlink()
 
 
+def test_a_signal_without_a_name(capfd):
+    assert run(Judge(UNKNOWN), *shell("kill -40 $$")) == 168
+    assert "ended by signal 40" in capfd.readouterr().err
+
+
 def test_a_named_copy_stays(tmp_path, capfd):
     copy = tmp_path / "copy.log"
     assert run(Judge(HEALTHY), *shell("echo fine"), log_copy=copy) == 0
