@@ -2,39 +2,90 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import click
+
+_OUTPUT_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main() -> None:
     """Run the command line; one line and an exit status for every fault, never a traceback."""
-    from oomwatch.cli import cli  # noqa: PLC0415 - `python -c "import oomwatch.__main__"` stays cheap
-    from oomwatch.errors import NoInputError, OomwatchError  # noqa: PLC0415
-
     try:
-        cli.main(prog_name="oomwatch", standalone_mode=True)
-    except NoInputError as error:
-        _fail(str(error), 3)
-    except OomwatchError as error:
-        _fail(str(error), 2)
-    except BrokenPipeError:
-        # The reader has gone; keep the interpreter from flushing into the closed pipe at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        _prepare_outputs()
+        status = _run()
     except (KeyboardInterrupt, EOFError):
-        sys.exit(130)
-    except RecursionError as error:
-        _internal(error)
-    except Exception as error:  # noqa: BLE001 - the last line of defence of the command line
-        _internal(error)
-
-
-def _fail(message: str, status: int) -> None:
-    print(f"oomwatch: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+        status = 130
     sys.exit(status)
 
 
-def _internal(error: BaseException) -> None:
+def _run() -> int:
+    import click  # noqa: PLC0415 - here, so that Ctrl-C during its import is quiet too
+
+    from oomwatch.cli import cli  # noqa: PLC0415
+    from oomwatch.errors import NoInputError, OomwatchError  # noqa: PLC0415
+
+    try:
+        # Not click's standalone mode: there Ctrl-C ends with 1, and a wrong word with its escapes.
+        status = cli.main(prog_name="oomwatch", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return 2
+    except click.Abort:
+        return 130
+    except click.ClickException as error:
+        return _fail(_with_hint(error), 2)
+    except NoInputError as error:
+        return _fail(str(error), 3)
+    except OomwatchError as error:
+        return _fail(str(error), 2)
+    except BrokenPipeError:
+        _drop_output()
+        return 141
+    except OSError as error:
+        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
+            return _internal(error)
+        _drop_output()
+        return _fail(f"the output cannot be written: {error.strerror}", 4)
+    except Exception as error:  # noqa: BLE001 - the last line of defence of the command line
+        return _internal(error)
+    return status if isinstance(status, int) else 0
+
+
+def _prepare_outputs() -> None:
+    """Replace streams that were closed (``>&-``), and take any text in any locale's encoding."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for good
+        else:
+            stream.reconfigure(errors="replace")
+
+
+def _drop_output() -> None:
+    """Keep the interpreter from flushing into a closed pipe or a full disk at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _with_hint(error: click.ClickException) -> str:
+    """What is wrong with the command line, and where its options are listed."""
+    context = getattr(error, "ctx", None)
+    hint = f" (see '{context.command_path} --help')" if context is not None else ""
+    return f"{error.format_message().rstrip('.')}{hint}"
+
+
+def _fail(message: str, status: int) -> int:
+    from oomwatch.cli import print_error  # noqa: PLC0415
+
+    print_error(message)
+    return status
+
+
+def _internal(error: BaseException) -> int:
     """Keep the details in a private file and say where."""
     import tempfile  # noqa: PLC0415
     import traceback  # noqa: PLC0415
@@ -48,7 +99,7 @@ def _internal(error: BaseException) -> None:
             where = f"details are in {file.name}"
     except OSError:
         pass
-    _fail(f"internal fault ({type(error).__name__}): {where}; please report it", 4)
+    return _fail(f"internal fault ({type(error).__name__}): {where}; please report it", 4)
 
 
 if __name__ == "__main__":

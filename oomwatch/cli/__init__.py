@@ -62,8 +62,21 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Start with:  oomwatch diagnose --log server.log   or, on the host:  oomwatch diagnose",
+    epilog="""\b
+Examples:
+  oomwatch diagnose --log server.log     the log of a server that failed
+  oomwatch diagnose                      what runs on this host
+  oomwatch run -- vllm serve MODEL       start a server; it is diagnosed if it fails
+  oomwatch check                         what can be seen from here
+""",
 )
 @click.version_option(__version__, "--version", message="oomwatch %(version)s")
 def cli() -> None:
     """Say what ran out of memory on an LLM server, why, and which flags fix it."""
+
+
+def print_error(message: str) -> None:
+    """One line for the user on stderr, without the control characters of what was typed or read."""
+    from oomwatch.report.sanitize import clean
+
+    click.echo(f"oomwatch: {clean(message, 1000)}", err=True)

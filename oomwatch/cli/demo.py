@@ -14,7 +14,7 @@ THIS_HOST: Final = "\nAnd this is what runs here now:\n"
 NO_GPU: Final = "\nNo NVIDIA GPU can be seen from here; `oomwatch check` says why.\n"
 
 
-@click.command("demo")
+@click.command("demo", epilog="\b\nExamples:\n  oomwatch demo")
 def command() -> None:
     """Diagnose an embedded recording, then this host if it has GPUs. Changes nothing."""
     from oomwatch.cli.diagnose import DiagnoseOptions, render, run_diagnosis

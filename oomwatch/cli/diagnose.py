@@ -19,7 +19,7 @@ from oomwatch.records import Diagnosis, EngineFacts, Incident, Remedy, Risk
 
 DiagnoseOptions = Options
 
-FORMATS: Final = ("text", "json", "markdown", "args", "env", "compose", "k8s", "python")
+FORMATS: Final = ("text", "json", "markdown", "html", "args", "env", "compose", "k8s", "python")
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d|w)")
 _SECONDS: Final = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -32,6 +32,7 @@ Examples:
   oomwatch diagnose --log server.log --kernel-log dmesg.txt --metrics http://127.0.0.1:8000/metrics
   oomwatch diagnose --log server.log --command "vllm serve /models/m --max-model-len 32768"
   oomwatch diagnose --log server.log --format args     only the flags, to paste
+  oomwatch diagnose --log server.log --format html -o report.html
 \b
 Exit status: 0 healthy or nothing decided, 1 an incident or a risk was found,
 2 wrong use, 3 no input could be read, 4 internal fault.
@@ -117,8 +118,8 @@ Exit status: 0 healthy or nothing decided, 1 an incident or a risk was found,
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, writable=True),
-    help="Write to a file instead.",
+    metavar="FILE",
+    help="Write to a file instead, whole or not at all; readable by you only.",
 )
 @click.option(
     "--lang",
@@ -154,6 +155,10 @@ def command(ctx: click.Context, /, **given: Any) -> None:
         text = render(diagnosis, fmt, given)
     except UsageError as error:
         raise click.UsageError(str(error)) from error
+    if not text:
+        from oomwatch.cli import print_error
+
+        print_error(f"no change for --format {fmt} in this answer; see --format text")
     _write(text, given["output"])
     ctx.exit(exit_status(diagnosis))
 
@@ -217,7 +222,7 @@ def run_diagnosis(options: Options) -> Diagnosis:
 
 
 def with_remedies(diagnosis: Diagnosis) -> Diagnosis:
-    """The diagnosis with the remedies of each incident and risk, and advice on the user's own flags."""
+    """The diagnosis with remedies for each incident and risk, and advice on the user's flags."""
     from oomwatch.remedies.advice import wrong_flags
     from oomwatch.remedies.catalog import prescribe
 
@@ -256,6 +261,10 @@ def render(diagnosis: Diagnosis, fmt: str, given: dict[str, Any]) -> str:
         from oomwatch.report.markdown import render_markdown
 
         return render_markdown(diagnosis, lang=language)
+    if fmt == "html":
+        from oomwatch.report.html import render_html
+
+        return render_html(diagnosis, lang=language)
     if fmt != "text":
         return _render_flags(diagnosis, fmt)
     from oomwatch.report.text import render_text
@@ -324,15 +333,30 @@ def _progress(fmt: str) -> Any:
 
 
 def _write(text: str, output: str | None) -> None:
-    if output is None:
-        click.echo(text, nl=not text.endswith("\n"))
+    """Print, or put a file in place: complete, as a new file, never through a link of that name."""
+    if text and not text.endswith("\n"):
+        text += "\n"
+    if output in (None, "-"):
+        click.echo(text, nl=False)
         return
+    import tempfile
     from pathlib import Path
 
+    path = Path(output)
     try:
-        path = Path(output)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
-        temporary.replace(path)
+        if path.exists() and not path.is_file():  # /dev/null, a named pipe
+            path.write_text(text, encoding="utf-8")
+            return
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            temporary = Path(file.name)
+            try:
+                file.write(text)
+                file.flush()
+                temporary.replace(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
     except OSError as error:
         raise OomwatchError(f"cannot write {output}: {error.strerror or error}") from error
