@@ -18,6 +18,7 @@ from oomwatch.memory.hf_config import parse_config
 from oomwatch.memory.model_config import ModelConfig
 from oomwatch.memory.planner import Plan, PlanInput, change, plan
 from oomwatch.records import EngineFacts
+from oomwatch.units import GIB
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ def plan_input(
             non_torch_bytes=engine.non_torch_bytes,
             graphs_bytes=engine.graph_bytes if (engine.graph_bytes or 0) > 0 else None,
             kv_available_bytes=engine.kv_bytes,
+            kv_rounding_bytes=GIB // 200,  # logs print two decimals
             free_at_start_bytes=engine.free_at_start_bytes,
         ),
     )

@@ -52,7 +52,7 @@ KNOWN_TYPES: Final = frozenset(
     | {"deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa"}
     | {"glm4", "glm4_moe", "gpt_oss", "exaone4", "llama4_text", "minimax_m2"}
     | {"granite", "granitemoe", "granitemoehybrid", "olmo2", "olmo3", "cohere", "cohere2"}
-    | {"starcoder2", "whisper"}
+    | {"starcoder2", "whisper", "mamba2"}
 )
 """Types whose layers are read as they are built; any other is taken as a plain decoder and said."""
 _LAYER_KINDS: Final = {
@@ -78,7 +78,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     read = Reader(raw)
     hidden = read.size("hidden_size", "d_model", "n_embd")
     count = min(read.size("num_hidden_layers", "n_layer", "num_layers"), _MOST_LAYERS)
-    heads = read.size("num_attention_heads", "n_head")
+    heads = read.number("num_attention_heads", "n_head")
     if read.model_type not in KNOWN_TYPES:
         read.unknown.append(f"model type {read.model_type or '(none)'}: taken as a plain decoder")
     layers = tuple(_layer(read, index, count, hidden, heads) for index in range(count))
@@ -172,6 +172,8 @@ def _layer_kind(read: Reader, index: int) -> str:
     interval = read.number("full_attention_interval")
     if interval and read.get("linear_num_value_heads"):
         return "full" if (index + 1) % interval == 0 else "recurrent"
+    if read.model_type == "mamba2":
+        return "recurrent"
     period = read.number("attn_layer_period")
     if period:  # Jamba
         attends = index % period == read.number("attn_layer_offset")
@@ -208,6 +210,8 @@ def _window(read: Reader) -> int | None:
 def _attention(
     read: Reader, index: int, *, count: int, kind: str, hidden: int, heads: int
 ) -> Attention:
+    if not heads:
+        heads = read.size("num_attention_heads")  # says that it is missing
     head_dim = read.size("head_dim", default=max(1, hidden // heads))
     kv_heads = read.size("num_key_value_heads", "multi_query_group_num", default=heads)
     if read.get("multi_query") is True and not read.get("num_key_value_heads"):
@@ -264,7 +268,7 @@ def _recurrent(read: Reader, hidden: int) -> Recurrent:
             key_dim=key_dim,
         )
     state = read.size("mamba_d_state", "ssm_state_size", "state_size")
-    heads = read.number("mamba_n_heads", "mamba_num_heads")
+    heads = read.number("mamba_n_heads", "mamba_num_heads", "num_heads")
     head_dim = read.size("mamba_d_head", "mamba_head_dim", "head_dim", default=64)
     groups = read.size("mamba_n_groups", "n_groups", default=1)
     if not heads:  # Mamba 1 (Jamba): one channel per head, state beside every channel
@@ -328,6 +332,9 @@ def _is_sparse(read: Reader, index: int) -> bool:
         return False
     if index in read.items("mlp_only_layers"):
         return False
+    period = read.number("expert_layer_period")
+    if period:  # Jamba
+        return index % period == read.number("expert_layer_offset", default=1)
     listed = read.items("moe_layer_freq")
     if listed:
         return bool(listed[index]) if index < len(listed) else True

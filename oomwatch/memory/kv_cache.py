@@ -98,13 +98,20 @@ class KvLayout:
         return blocks / needed if needed else math.inf
 
     def tokens(self, blocks: int, length: int) -> int:
-        """Capacity for full-length requests: whole blocks of one table, else the product."""
+        """Capacity for full-length requests: whole blocks of one table, else the product.
+
+        0 for models that keep nothing in the pool.
+        """
+        if not self.groups:
+            return 0
         if len(self.groups) == 1 and self.groups[0].spec.kind == "full" and not self.product_line:
             return blocks * self.groups[0].spec.block_tokens * self.context_parallel
         return int(self.concurrency(blocks, length) * length)
 
     def line_tokens(self, blocks: int, length: int) -> int:
         """What the server's own "KV cache size" line says."""
+        if not self.groups:
+            return 0
         if self.product_line:
             return int(self.concurrency(blocks, length) * length)
         return blocks // max(1, len(self.groups)) * self.block_tokens * self.context_parallel

@@ -14,6 +14,7 @@ from typing import Any
 from oomwatch.memory.budget import Budget, Known, Term, divide
 from oomwatch.memory.devices import Device
 from oomwatch.memory.kv_cache import KvLayout, build_layout
+from oomwatch.memory.kv_formats import find_format, unsupported
 from oomwatch.memory.model_config import Attention, ModelConfig
 from oomwatch.memory.settings import NEWEST, Settings, resolve
 from oomwatch.units import GIB
@@ -203,8 +204,9 @@ def _refusal(
     """(cause id, sentence) of the error that the engine would give, or (None, None)."""
     length = settings.max_model_len
     weights = budget.weights.bytes
-    if given.gpu_count is not None and settings.gpus > given.gpu_count:
-        return "wrong_device", f"it asks for {settings.gpus} GPUs and {given.gpu_count} are there"
+    ranks = settings.tensor_parallel * settings.pipeline_parallel
+    if given.gpu_count is not None and ranks > given.gpu_count:
+        return "wrong_device", f"it asks for {ranks} GPUs and {given.gpu_count} are there"
     if given.known.kv_available_bytes is None and weights > budget.total_bytes:
         return (
             "weights_dont_fit",
@@ -236,7 +238,7 @@ def _refusal(
         and settings.max_seqs_given
         and settings.version >= (0, 20, 0)
         and settings.graph_count
-        and settings.max_num_seqs > blocks
+        and settings.max_num_seqs > usable
     ):
         return (
             "state_cache_seqs",
@@ -249,6 +251,12 @@ def _assumptions(
     model: ModelConfig, given: PlanInput, settings: Settings, layout: KvLayout
 ) -> tuple[str, ...]:
     found = list(layout.notes) + list(settings.notes)
+    if given.gpu_count is not None and settings.gpus > given.gpu_count:
+        found.append(f"all replicas together need {settings.gpus} GPUs")
+    fmt = find_format(settings.kv_cache_dtype, settings.engine)
+    if fmt is not None and settings.engine == "vllm":
+        reason = unsupported(fmt, settings.version, given.device, model, v0=settings.v0)
+        found += [f"the engine may refuse this cache format: {reason}"] if reason else []
     if settings.version == NEWEST:
         found.append("engine version unknown: newest rules taken (--engine-version)")
     if not given.device.measured and given.known.kv_available_bytes is None:

@@ -23,6 +23,7 @@ NEWEST: Final[Release] = (999, 0, 0)
 """Stands for an unknown version: the newest behaviour is assumed, and said."""
 
 _MTP_METHODS: Final = ("mtp", "deepseek_mtp", "qwen3_next_mtp", "glm4_moe_mtp", "ernie_mtp")
+_MOST_RANKS: Final = 65536
 _MLA_BLOCK_HOPPER: Final = 64  # FlashMLA and FlashInfer-MLA; other cards keep 16
 
 
@@ -179,7 +180,7 @@ def _vllm(
         gpu_name=device.name,
     )
     pick = _Numbers(values)
-    pipeline = pick.integer("--pipeline-parallel-size", 1)
+    pipeline = pick.ranks("--pipeline-parallel-size")
     seqs = pick.integer("--max-num-seqs", 1024 if device.is_large and not v0 else 256)
     tokens = pick.integer("--max-num-batched-tokens", 8192 if device.is_large else 2048)
     method = str(speculative.get("method") or "")
@@ -206,11 +207,11 @@ def _vllm(
         utilization=pick.number("--gpu-memory-utilization", 0.92 if at >= (0, 20, 0) else 0.9),
         kv_cache_dtype=str(values.get("--kv-cache-dtype") or "auto"),
         block_size=pick.optional("--block-size") if "--block-size" in arguments else None,
-        tensor_parallel=pick.integer("--tensor-parallel-size", 1),
+        tensor_parallel=pick.ranks("--tensor-parallel-size"),
         pipeline_parallel=pipeline,
-        data_parallel=pick.integer("--data-parallel-size", 1),
-        context_parallel=pick.integer("--decode-context-parallel-size", 1)
-        * pick.integer("--prefill-context-parallel-size", 1),
+        data_parallel=pick.ranks("--data-parallel-size"),
+        context_parallel=pick.ranks("--decode-context-parallel-size")
+        * pick.ranks("--prefill-context-parallel-size"),
         expert_parallel=bool(values.get("--enable-expert-parallel")),
         enforce_eager=eager,
         prefix_caching=_caches_states(at, arguments, model),
@@ -253,8 +254,8 @@ def _sglang(
         gpu_name=device.name,
     )
     pick = _Numbers(values)
-    ranks = pick.integer("--tp-size", 1)
-    data = pick.integer("--dp-size", 1)
+    ranks = pick.ranks("--tp-size")
+    data = pick.ranks("--dp-size")
     spread = bool(values.get("--enable-dp-attention"))
     attention = pick.integer("--attn-dp-size", data if spread else 1)
     chunk = pick.integer("--chunked-prefill-size", 8192)
@@ -271,9 +272,9 @@ def _sglang(
         kv_cache_dtype=str(values.get("--kv-cache-dtype") or "auto"),
         block_size=pick.optional("--page-size"),
         tensor_parallel=ranks,
-        pipeline_parallel=pick.integer("--pp-size", 1),
+        pipeline_parallel=pick.ranks("--pp-size"),
         data_parallel=data,
-        expert_parallel=pick.integer("--ep-size", 1) > 1,
+        expert_parallel=pick.ranks("--ep-size") > 1,
         attention_data_parallel=attention,
         enforce_eager=bool(values.get("--disable-cuda-graph")),
         draft_layers=max(1, model.mtp_layers) if mtp else 0,
@@ -317,6 +318,13 @@ class _Numbers:
     def integer(self, flag: str, otherwise: int) -> int:
         number = self.optional(flag)
         return otherwise if number is None else max(number, 1 if otherwise else 0)
+
+    def ranks(self, flag: str) -> int:
+        """A number of ranks; more than any cluster has is a typing mistake."""
+        number = self.integer(flag, 1)
+        if number > _MOST_RANKS:
+            raise UsageError(f"{flag} {number} is more than any cluster has")
+        return number
 
     def number(self, flag: str, otherwise: float) -> float:
         value = self._values.get(flag)

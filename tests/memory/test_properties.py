@@ -1,9 +1,12 @@
 """Laws that hold for every model, card and flag."""
 
+import contextlib
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomwatch.engines.commandline import parse_command, rebuild
+from oomwatch.errors import UsageError
 from oomwatch.memory.config_source import load_model
 from oomwatch.memory.devices import find_device
 from oomwatch.memory.hf_config import parse_config
@@ -123,3 +126,98 @@ def test_what_if_is_the_plan_of_the_changed_command(item):
             each.plan.fits,
             each.plan.kv_available_bytes,
         )
+
+
+VALUES = st.one_of(
+    st.integers(-10, 10**13).map(str),
+    st.sampled_from(
+        [
+            "",
+            "auto",
+            "16k",
+            "1e9",
+            "0",
+            "-1",
+            "nan",
+            "inf",
+            '{"method": "mtp", "num_speculative_tokens": 3}',
+            "[1]",
+            "fp8",
+            "none",
+            "{}",
+        ]
+    ),
+    st.booleans(),
+)
+FLAGS = [
+    "--max-model-len",
+    "--max-num-seqs",
+    "--max-num-batched-tokens",
+    "--gpu-memory-utilization",
+    "--tensor-parallel-size",
+    "--pipeline-parallel-size",
+    "--data-parallel-size",
+    "--kv-cache-dtype",
+    "--block-size",
+    "--speculative-config",
+    "--kv-cache-memory-bytes",
+    "--num-gpu-blocks-override",
+    "--compilation-config",
+    "--limit-mm-per-prompt",
+    "--enable-lora",
+    "--max-loras",
+    "--quantization",
+    "--cudagraph-capture-sizes",
+    "--decode-context-parallel-size",
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(MODELS),
+    st.sampled_from(VERSIONS),
+    st.dictionaries(st.sampled_from(FLAGS), VALUES, max_size=4),
+)
+def test_any_flags_end_in_a_plan_or_in_one_line(model, version, flags):
+    item = PlanInput(
+        model=load_model(None, model).model,
+        device=find_device("h100"),
+        version=version,
+        arguments=flags,
+    )
+    with contextlib.suppress(UsageError):
+        found = plan(item)
+        assert found.tokens >= 0
+        assert found.fits is (found.refusal is None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "--tp-size",
+                "--dp-size",
+                "--mem-fraction-static",
+                "--context-length",
+                "--chunked-prefill-size",
+                "--kv-cache-dtype",
+                "--page-size",
+                "--max-running-requests",
+                "--enable-dp-attention",
+            ]
+        ),
+        VALUES,
+        max_size=4,
+    )
+)
+def test_any_sglang_flags_end_in_a_plan_or_in_one_line(flags):
+    item = PlanInput(
+        model=load_model(None, "qwen3.5-9b").model,
+        device=find_device("h100"),
+        engine="sglang",
+        version="0.5.9",
+        arguments=flags,
+    )
+    with contextlib.suppress(UsageError):
+        assert plan(item).tokens >= 0
