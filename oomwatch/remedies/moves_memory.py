@@ -58,7 +58,17 @@ def _least_share(context: Context) -> float:
     if context.name != "vllm" or not total or not engine.weights_bytes:
         return 0.0
     fixed = engine.weights_bytes + (engine.activation_bytes or 0) + (engine.non_torch_bytes or 0)
-    return ceil_hundredth(fixed / total) + 0.01
+    return max(ceil_hundredth(fixed / total) + 0.01, _share_for_one_request(context, total))
+
+
+def _share_for_one_request(context: Context, total: float) -> float:
+    """The smallest share at which one request of the full length still fits the KV cache."""
+    kv_bytes, concurrency = context.engine.kv_bytes, context.max_concurrency
+    old = context.now_or_assumed(context.flag("share"))
+    if not kv_bytes or not concurrency or concurrency < 1 or old is None:
+        return 0.0
+    spare_bytes = kv_bytes * (1 - 1 / concurrency)
+    return ceil_hundredth(old - spare_bytes / total)
 
 
 def _lower_share_in_words(context: Context) -> Draft | None:
