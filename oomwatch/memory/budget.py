@@ -27,10 +27,14 @@ SAMPLER_V0: Final = 47.6
 """Two V0 starts that print it: Phi-4 on A100 and Qwen2.5-0.5B on A6000, 256 sequences each."""
 SAMPLER_SORT: Final = 38.4
 """PyTorch's sort for top-k and top-p: six 0.11.0 starts on H100 print 38.3 to 38.6."""
-SAMPLER_TRITON: Final = 23.0
-"""The Triton sampler from 0.17: one 0.19.0 start on A100, 256 sequences."""
-SAMPLER_FLASHINFER: Final = 12.0
-"""16-bit logits, 32-bit logits, probabilities: one 0.10.1 start on A100; bound by one of 0.27."""
+SAMPLER_TRITON: Final = 14.0
+"""16-bit logits, 32-bit logits, probabilities and noise, from 0.17: with the buffer below and 0.37
+GiB non-torch this gives 2.53 of 2.45 GiB (H100, 0.19.1) and 1.14 of 1.23 GiB (A100, 0.19.0)."""
+TRITON_BUFFER_ROWS: Final = 120
+"""Rows of 32-bit scratch in the same sampler: one per multiprocessor (108 on A100, 132 on H100)."""
+SAMPLER_FLASHINFER: Final = 10.0
+"""16-bit logits, 32-bit logits, probabilities: a 0.10.1 start on A100 (0.86 of 0.86 GiB with its
+non-torch); a start of 0.27 leaves at most 9.9."""
 
 GRAPH_LAYER_BYTES: Final = 0.3 * MIB
 """Per layer and captured size: 0.29 to 0.34 MiB in five V1 captures (3 to 67 sizes)."""
@@ -52,6 +56,8 @@ NON_TORCH_CONTEXT_064: Final = 0.35
 """0.6.4 counts the CUDA context as well: three RTX 3090 starts."""
 NON_TORCH_065: Final = 1.79
 """0.6.5 miscounts: 1.79 on one H100, twice that on two."""
+NON_TORCH_LATER: Final = 0.3
+"""More from 0.17 on (kernel libraries): see SAMPLER_TRITON; 0.27 on four cards agrees."""
 CONSUMED_EXTRA: Final = 0.2
 CONSUMED_EXTRA_RANKS: Final = 0.6
 """From 0.27.0 the drop of free memory is billed: workspaces and kept segments on top."""
@@ -234,7 +240,9 @@ def activation_peak(model: ModelConfig, settings: Settings) -> Term:
     tokens = settings.max_num_batched_tokens
     hidden = tokens * model.hidden * model.dtype_bytes
     rows = min(settings.max_num_seqs, tokens)
-    sampler = rows * model.vocab * _sampler_bytes(settings) + hidden
+    per_logit = _sampler_bytes(settings)
+    buffer = 4 * TRITON_BUFFER_ROWS if per_logit == SAMPLER_TRITON else 0
+    sampler = (rows * per_logit + buffer) * model.vocab + hidden
     forward = (
         tokens
         * model.dtype_bytes
@@ -316,6 +324,8 @@ def _non_torch(settings: Settings, device: Device) -> Term:
         value = NON_TORCH_SINGLE_HOPPER if hopper else NON_TORCH_SINGLE
     else:
         value = NON_TORCH_RANKS_HOPPER if hopper else NON_TORCH_RANKS
+    if settings.engine == "vllm" and settings.version >= (0, 17, 0):
+        value += NON_TORCH_LATER
     if settings.engine == "vllm" and settings.version >= (0, 27, 0):
         value += CONSUMED_EXTRA if ranks == 1 else CONSUMED_EXTRA_RANKS
     return Term.around(value * GIB, 0.5, 0.05 * GIB if ranks == 1 else 0.2 * GIB)
