@@ -57,6 +57,8 @@ _WORKER_EXCEPTION: Final = re.compile(
     r"^Exception in worker \S+ while processing method (?P<method>\w+)[:.] ?(?P<text>.*)"
 )
 _SEVERE: Final = ("ERROR", "CRITICAL", "FATAL")
+_CUT_AT_START: Final = 40
+"""Lines from the start of the input in which bare frames count although their header is missing."""
 _MAX_FRAMES: Final = 60
 _MAX_MESSAGE: Final = 6000
 
@@ -178,10 +180,7 @@ class Extractor:
         if opened is not None:
             frame = _FRAME.match(text)
             if frame is not None:
-                if len(opened.frames) < _MAX_FRAMES:
-                    path = frame[1]
-                    opened.paths.append(path)
-                    opened.frames.append(f"{path.rpartition('/')[2]}:{frame[2] or '?'}")
+                _add_frame(opened, frame)
                 return
             if text[:1] in (" ", "\t", "") or text.startswith(("^", "~")):
                 if text.strip(" \t^~"):
@@ -208,6 +207,11 @@ class Extractor:
                 del self._open[key]
                 if opened.frames:
                     yield _cut(opened)
+        elif (frame_line := _FRAME.match(text)) and (line.prefixed or self._order <= _CUT_AT_START):
+            # The header is missing: the log was cut in the middle of a traceback.
+            opened = self._open[key] = _Open(line, self._order)
+            _add_frame(opened, frame_line)
+            return
         if _TRACEBACK in text and not text[:1].isspace():
             previous = self._open.pop(key, None)
             if previous is not None and previous.frames:
@@ -291,6 +295,13 @@ def access_status(text: str) -> int | None:
     """The HTTP status of an access line, or None for any other line."""
     match = _ACCESS.search(text)
     return int(match[1]) if match else None
+
+
+def _add_frame(opened: _Open, frame: re.Match[str]) -> None:
+    if len(opened.frames) < _MAX_FRAMES:
+        path = frame[1]
+        opened.paths.append(path)
+        opened.frames.append(f"{path.rpartition('/')[2]}:{frame[2] or '?'}")
 
 
 def _is_exception(name: str, after_frames: bool) -> bool:

@@ -26,7 +26,16 @@ Stage = Literal[
     "wake",
 ]
 Part = Literal[
-    "logprobs", "encoder", "workspace", "moe", "speculation", "lora", "grammar", "sampler", "layer"
+    "logprobs",
+    "encoder",
+    "workspace",
+    "moe",
+    "speculation",
+    "lora",
+    "grammar",
+    "logits",
+    "sampler",
+    "layer",
 ]
 
 _STAGES: Final[tuple[tuple[Stage, re.Pattern[str]], ...]] = tuple(
@@ -72,31 +81,43 @@ _DRAFT: Final = re.compile(
 _COMPILER: Final = re.compile(
     r"(?:torch/_inductor|torch/_dynamo|torch/_functorch|compile_fx|/inductor/|triton/compiler|triton/runtime/autotuner)"
 )
-_PARTS: Final[tuple[tuple[Part, re.Pattern[str]], ...]] = tuple(
+_PACKAGE: Final = re.compile(
+    r"^.*(?:(?:site|dist)-packages/|/(?=(?:vllm|vllm_ascend|sglang|sgl_jax|lmdeploy|text_generation_server|flashinfer|deep_gemm|torch)/))"
+)
+"""What stands before the package in a path: an install folder called ``sgl-workspace`` tells nothing."""
+_STRONG: Final[tuple[tuple[Part, re.Pattern[str]], ...]] = tuple(
     (part, re.compile(pattern, re.IGNORECASE))  # type: ignore[misc]
     for part, pattern in (
         (
             "logprobs",
-            r"(?::(?:_?get_prompt_logprobs\w*|log_softmax|_?compute_logprobs|gather_logprobs|get_logprobs|compute_temp_top_p_normalized_logprobs|_get_logprobs|process_input_logprobs\w*|add_input_logprob\w*)\b|logits_processor\.py:(?:forward|_get_logits|get_top_logprobs\w*))",
+            r":(?:_?get_prompt_logprobs\w*|_?compute_prompt_logprobs\w*|log_softmax|_?compute_logprobs|gather_logprobs|_?get_logprobs|get_top_logprobs\w*|compute_temp_top_p_normalized_logprobs|process_input_logprobs\w*|add_input_logprob\w*)\b",
         ),
         (
             "encoder",
-            r"(?::(?:_?execute_mm_encoder\w*|_?merge_multimodal_embeddings|merge_\w*embeddings|get_multimodal_embeddings|embed_multimodal|get_image_features?|get_video_features?|_process_(?:image|video|vision)\w*|_gather_mm_embeddings|general_mm_embed_routine|embed_mm_inputs)\b|(?:vision|visual|siglip|clip|vit|intern_vit|qwen\d*_\w*vl)\w*\.py:)",
+            r"(?::(?:_?execute_mm_encoder\w*|_?merge_multimodal_embeddings|merge_\w*embeddings|get_multimodal_embeddings|embed_multimodal|get_(?:image|video|audio)_features?|_process_(?:image|video|audio|vision)\w*|embed_mm_inputs|get_embedding_and_mask|data_embedding_func)\b|(?:\b|_)(?:vision|visual|siglip|clip|vit|intern_vit|whisper_encoder)\w*\.py:)",
         ),
-        ("lora", r"(?:lora|punica|sgmv|bgmv|lora_shrink|lora_expand)"),
+        ("lora", r"(?:lora|punica|sgmv|bgmv)"),
         (
+            # SGLang's draft worker also runs the target model's own prefill.
             "speculation",
-            r"(?:spec_decode|eagle|medusa|scorer|draft|rejection_sampler|multi_step_worker|:propose\b|speculative_generation)",
+            r"(?:spec_decode|(?:eagle|mtp|multi_layer_eagle)_worker\w*\.py:(?!forward_batch_generation|forward_target_extend)|/\w*(?:_eagle\w*|_mtp|medusa)\.py:|medusa|scorer|draft|rejection_sampl|multi_step_worker|:propose\b|speculative_generation)",
         ),
         (
             "workspace",
-            r"(?:indexer|:_?continuation_prefill|_compute_prefill_context|chunked_context|mla/|mla_attention|flashmla|/mla|mla\w*\.py|dsa|nsa_|sparse_attn|workspace|_forward_prefill|flashinfer/prefill|fp8_mqa_logits|:_compute_prefill|deep_gemm)",
+            r"(?:indexer|:_?continuation_prefill|_compute_prefill_context|chunked_context|/mla|mla/|mla\w*\.py|flashmla|\bdsa|_dsa|\bnsa|nsa_|sparse_attn|workspace|_forward_prefill|flashinfer/prefill|mqa_logits|:_compute_prefill)",
         ),
         (
             "moe",
             r"(?:fused_moe|deepep|deep_ep|moe_align|:experts?\b|all2all|prepare_finalize|modular_kernel|expert_|token_dispatcher)",
         ),
+    )
+)
+"""Parts whose frames tell, wherever they stand below the step; of several the deepest decides."""
+_WEAK: Final[tuple[tuple[Part, re.Pattern[str]], ...]] = tuple(
+    (part, re.compile(pattern, re.IGNORECASE))  # type: ignore[misc]
+    for part, pattern in (
         ("grammar", r"(?:xgrammar|grammar|bitmask|guided|structured_output)"),
+        ("logits", r"logits_processor\.py:|:(?:compute_logits|_get_logits|_gather_logits)\b"),
         ("sampler", r"(?:sampler\.py|:sample\b|:_sample\b|top_k_top_p|topk_topp)"),
         (
             "layer",
@@ -104,6 +125,11 @@ _PARTS: Final[tuple[tuple[Part, re.Pattern[str]], ...]] = tuple(
         ),
     )
 )
+_VISION_MODEL: Final = re.compile(
+    r"models/\w*(?:vl|llava|vision|omni|pixtral|ovis|molmo)\w*\.py:forward$", re.IGNORECASE
+)
+"""The class of a multimodal model runs the tower and then the decoder, both by `forward`."""
+_MODEL: Final = re.compile(r"models/\w+\.py:")
 
 
 def find_stage(frames: Sequence[str], paths: Iterable[str] = ()) -> Stage | None:
@@ -129,10 +155,29 @@ def find_stage(frames: Sequence[str], paths: Iterable[str] = ()) -> Stage | None
 
 def find_part(frames: Sequence[str], paths: Sequence[str] = ()) -> Part | None:
     """The part of the model that the deepest telling frame names, or None."""
-    text = "\n".join((*frames, *paths))
-    if not text:
-        return None
-    return next((part for part, pattern in _PARTS if pattern.search(text)), None)
+    places = _places(frames, paths)
+    below_model = False
+    for place in reversed(places):
+        for part, pattern in _STRONG:
+            if pattern.search(place):
+                return part
+        if not below_model and _VISION_MODEL.search(place):
+            return "encoder"
+        below_model = below_model or _MODEL.search(place) is not None
+    for part, pattern in _WEAK:
+        if any(pattern.search(place) for place in places):
+            return part
+    return None
+
+
+def _places(frames: Sequence[str], paths: Sequence[str]) -> list[str]:
+    """Each frame as ``vllm/v1/engine/core.py:step``: the path within its package, and the function."""
+    if len(frames) != len(paths):
+        return list(frames)
+    return [
+        f"{_PACKAGE.sub('', path)}:{frame.rpartition(':')[2]}"
+        for frame, path in zip(frames, paths, strict=True)
+    ]
 
 
 def telling_frame(frames: Sequence[str]) -> str | None:

@@ -59,10 +59,12 @@ PROCESS_PREFIXES: Final = (
     Prefix(
         "vllm_worker_rank",
         "vllm",
-        _P(r"\((?P<process>VllmWorker) rank=(?P<rank>\d{1,5}) pid=(?P<pid>\d{1,10})\) ?"),
+        _P(
+            r"\((?P<process>VllmWorker) (?:rank=)?(?P<rank>(?:[A-Z]{2,3})?\d{1,5}(?:[ _][A-Z]{2,3}\d{1,5}){0,4}) pid=(?P<pid>\d{1,10})\) ?"
+        ),
         "(VllmWorker rank=1 pid=120) INFO 04-01 04:28:26 [utils.py:1055] Found nccl",
         since="0.8.0",
-        until="0.9.0",
+        until="0.10.2",  # "rank=1" up to 0.9.2, then "TP1"
         starts="(",
     ),
     Prefix(

@@ -7,6 +7,7 @@ peak, the KV pool is not too small: every one of these wants less, not more.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from oomwatch.diagnose.events import Failure
@@ -24,6 +25,12 @@ _OUTSIDE: Final = 3 * GIB
 _WORKSPACE: Final = 8 * GIB
 """One allocation of this size follows the context length, not the batch."""
 _FEW: Final = 16
+_MANY: Final = 64
+_TELLING: Final = ("logprobs", "encoder", "workspace", "speculation", "lora")
+"""Parts that are known to need memory which the profile does not measure."""
+_SPREAD_RANK: Final = re.compile(r"(?:EP|DP)[1-9]")
+_SPREAD_FRAME: Final = re.compile(r"deepep|deep_ep|all2all|token_dispatcher")
+_LIBRARY: Final = re.compile(r"CUBLAS|CUDNN|cublas|cudnn|Triton Error")
 _LOW_KV: Final = 0.6
 
 
@@ -33,6 +40,7 @@ def sleep_wake(facts: Facts) -> Finding | None:
     if failure is None or not (
         stage_of(facts, failure) == "wake"
         or (failure.match("torch.cumem") is not None and facts.said("vllm.sleep_freed"))
+        or (failure.match("torch.memory_saver") is not None and facts.ready)
     ):
         return None
     return found(
@@ -53,7 +61,11 @@ def sleep_wake(facts: Facts) -> Finding | None:
 def runtime_allocation(facts: Facts) -> Finding | None:
     """A GPU allocation was refused while the engine served."""
     failure = gpu_failure(facts)
-    if failure is None or stage_of(facts, failure) != "serving":
+    if (
+        failure is None
+        or stage_of(facts, failure) != "serving"
+        or failure.match("torch.memory_saver") is not None
+    ):
         return None
     part = _part(facts, failure)
     load = _load_values(facts, failure)
@@ -130,14 +142,14 @@ def _by_arithmetic(
             {"other_process_bytes": foreign, "other_pids": list(pids)},
         )
     outside = oom.outside_bytes
-    expert_buffers = facts.moe and facts.argument(
-        "--enable-expert-parallel", "--ep-size", "--enable-ep-moe", "--all2all-backend"
-    )
+    # Dispatch buffers of expert parallelism take 18 GiB where nothing is wrong. A frame that names a
+    # part outweighs the rest, unless what it asked for is small beside what lies outside.
+    told = part in _TELLING and (oom.tried_bytes or 0) > 0.1 * (outside or 0)
     if (
         outside is not None
         and outside > _OUTSIDE
-        and not expert_buffers
-        and part not in ("logprobs", "encoder")
+        and not _spreads_experts(facts, failure)
+        and not told
     ):
         if facts.lora:
             return (
@@ -157,7 +169,7 @@ def _by_arithmetic(
     reserved = oom.reserved_bytes or 0
     expandable = "expandable_segments:True" in " ".join(facts.engine.env.values())
     if (
-        part in (None, "layer", "sampler")
+        part in (None, "layer", "sampler", "logits")
         and not expandable
         and oom.tried_bytes
         and reserved >= 2 * oom.tried_bytes
@@ -222,10 +234,20 @@ def _by_part(facts: Facts, failure: Failure, part: Part | None, values: dict[str
             "The tokens sent to one rank's experts in one step needed more memory than was left",
         ),
     }
-    if part in named:
-        if part == "speculation" and not facts.speculative:
-            return _activation(facts)
+    if part in named and not (
+        (part == "speculation" and not facts.speculative)
+        or (part == "moe" and not _spreads_experts(facts, failure))
+    ):
         return named[part]
+    if part == "logits" and tried >= GIB:
+        # Sampled rows alone, a few hundred, stay under that at any vocabulary.
+        return (*named["logprobs"][:1], 0.72, named["logprobs"][2])
+    if oom is None and failure.match("cuda.oom_code", "cuda.oom_raw") and _outside_torch(failure):
+        return (
+            "engine_buffers_unprofiled",
+            0.65,
+            "A library outside PyTorch's allocator (cuBLAS, cuDNN, Triton) found no memory while serving: the start-up profile left too little beside the KV cache",
+        )
     if facts.engine.engine == "lmdeploy" or (facts.engine.engine is None and not failure.frames):
         return (
             "concurrency_burst_peak",
@@ -290,7 +312,43 @@ def _by_part(facts: Facts, failure: Failure, part: Part | None, values: dict[str
             0.7,
             "The prefill workspace of latent attention grows with the context in this release",
         )
+    if _many_rows(facts, failure, part, values):
+        return (
+            "concurrency_burst_peak",
+            0.7,
+            f"A decode step of {format_count(running)} requests needed more memory than was left: it follows the number of requests, not the length of a prompt",
+        )
     return _activation(facts)
+
+
+def _many_rows(facts: Facts, failure: Failure, part: Part | None, values: dict[str, Any]) -> bool:
+    """Whether the failing step decoded many requests, rather than a long prompt."""
+    running = values.get("running") or 0
+    if running <= _MANY:
+        return False
+    scheduled = values.get("scheduled_tokens")
+    if scheduled is not None:
+        return bool(scheduled <= 2 * running)
+    load = facts.load_before(failure.line)
+    if load is not None and load.line.text.startswith("Decode batch"):
+        return True
+    return part in ("sampler", "logits")
+
+
+def _spreads_experts(facts: Facts, failure: Failure) -> bool:
+    """Whether tokens travel to the experts of other ranks, so that one rank may get many."""
+    who = f"{failure.line.process or ''} {failure.line.rank or ''}"
+    return facts.moe and bool(
+        facts.argument(
+            "--enable-expert-parallel", "--ep-size", "--enable-ep-moe", "--all2all-backend"
+        )
+        or _SPREAD_RANK.search(who)
+        or _SPREAD_FRAME.search("\n".join((*failure.frames, *failure.paths)))
+    )
+
+
+def _outside_torch(failure: Failure) -> bool:
+    return _LIBRARY.search(failure.message) is not None
 
 
 def _activation(facts: Facts) -> _Named:

@@ -34,6 +34,7 @@ GPU_OOM: Final = (
     "torch.stable_abi",
     "tvm.oom",
     "torch.cumem",
+    "torch.memory_saver",
 )
 """Patterns of a GPU allocation that was refused."""
 _SIBLING: Final = 1 * GIB
