@@ -27,6 +27,25 @@ KernelEventKind = Literal[
     "hardware_ecc",  # host memory or machine-check error
     "native_crash",  # SIGSEGV, SIGILL, SIGBUS as the kernel logs them
 ]
+TriggerKind = Literal[
+    "log_failure",  # an engine's log says that it failed
+    "process_exit",  # a process of an engine ended
+    "cgroup_oom",  # the kill counter of an engine's cgroup rose
+    "kernel_oom",  # the kernel log names a kill
+    "kv_saturation",  # the KV pool stays full
+    "preemption_storm",  # preemptions come faster than noise
+    "never_fits",  # a request waits that no free pool could take
+    "zombie_engine",  # the port answers, the engine behind it does not work
+    "restart_loop",  # starts follow each other and none gets to serve
+    "driver_unresponsive",  # a driver call has not come back
+    "gpu_lost",
+    "orphan_holder",  # a process holds GPU memory whose engine is gone
+    "neighbour_growth",  # another tenant of the GPU grows
+    "forecast_kv",  # the KV pool will be full soon
+    "forecast_gpu",  # the GPU's headroom will be used up soon
+    "forecast_host",  # the host's or cgroup's memory will be used up soon
+]
+IncidentState = Literal["open", "closed"]
 
 
 # ---------------------------------------------------------------- samples (sources produce them)
@@ -45,6 +64,10 @@ class GpuSample:
     utilization_ratio: float | None = None
     temperature_celsius: float | None = None
     power_watts: float | None = None
+    used_max_bytes: int | None = None
+    """Highest `used_bytes` since the sample kept before this one; None: this sample's own."""
+    free_min_bytes: int | None = None
+    """Lowest `free_bytes` since the sample kept before this one; None: this sample's own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,6 +98,8 @@ class ProcessSample:
     cgroup: str | None = None
     unit: str | None = None
     container: str | None = None
+    state: str | None = None
+    """As in ``/proc/PID/stat``: R, S, D (in the kernel), T (stopped), …"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -178,6 +203,30 @@ class RecordedEngine:
     gpus: tuple[int, ...] = ()
     log: str | None = None
     metrics_url: str | None = None
+    started_at: float | None = None
+    ended: bool = False
+    """Whether its server is known to be gone."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineExit:
+    """How an engine ended, as its keeper (a container runtime, systemd) says.
+
+    `exit_code` is the status as a shell tells it, 128 + the signal if one ended it.
+    """
+
+    engine: str
+    """Id of the engine, as in `RecordedEngine`."""
+    where: str
+    """Who says so: ``container vllm``, ``unit vllm.service``."""
+    at: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    oom_killed: bool | None = None
+    """Whether the kernel's OOM killer ended something in its memory cgroup."""
+    restarts: int | None = None
+    detail: str | None = None
+    """The keeper's own words."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -240,6 +289,7 @@ class EngineFacts:
     graph_bytes: int | None = None
     available_gpu_bytes: int | None = None  # SGLang's available_gpu_mem at ready
     model_config: Mapping[str, Any] | None = None
+    load: EngineSample | None = None  # of a running engine: its counters, just read
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -371,3 +421,38 @@ class Diagnosis:
     risks: tuple[Risk, ...] = ()
     sources: tuple[SourceStatus, ...] = ()
     advice: tuple[str, ...] = ()  # flags of the user's own that are known to be wrong
+
+
+# ---------------------------------------------------------------- what the agent sees and stores
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trigger:
+    """Something a detector saw that may open an incident."""
+
+    kind: TriggerKind
+    at: float
+    engine_id: str | None = None
+    gpu: int | None = None
+    pid: int | None = None
+    text: str | None = None
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredIncident:
+    """One event as the store keeps it; samples from `window_from` to `window_to` outlive pruning.
+
+    `diagnosis` is the JSON form of a Diagnosis (``oomwatch.diagnosis/1``); None before the first.
+    """
+
+    id: str
+    fingerprint: str
+    state: IncidentState
+    opened_at: float
+    closed_at: float | None = None
+    engine_id: str | None = None
+    host: str | None = None
+    diagnosis: Mapping[str, Any] | None = None
+    triggers: tuple[Trigger, ...] = ()
+    window_from: float | None = None
+    window_to: float | None = None
