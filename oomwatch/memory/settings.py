@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -13,8 +12,9 @@ from oomwatch.engines.vllm import flags as vllm_flags
 from oomwatch.errors import UsageError
 from oomwatch.memory.data.kv_formats import KvFormat
 from oomwatch.memory.devices import Device
+from oomwatch.memory.flag_values import Numbers, dtype_of, json_of, length_of, size_of, text_of
 from oomwatch.memory.kv_formats import find_format, unsupported
-from oomwatch.memory.model_config import DTYPE_BYTES, ModelConfig
+from oomwatch.memory.model_config import ModelConfig
 from oomwatch.memory.quantization import quantization_of
 
 Engine = Literal["vllm", "sglang"]
@@ -23,7 +23,6 @@ NEWEST: Final[Release] = (999, 0, 0)
 """Stands for an unknown version: the newest behaviour is assumed, and said."""
 
 _MTP_METHODS: Final = ("mtp", "deepseek_mtp", "qwen3_next_mtp", "glm4_moe_mtp", "ernie_mtp")
-_MOST_RANKS: Final = 65536
 _MLA_BLOCK_HOPPER: Final = 64  # FlashMLA and FlashInfer-MLA; other cards keep 16
 
 
@@ -167,9 +166,9 @@ def _vllm(
     model: ModelConfig,
 ) -> Settings:
     at = release(version) or NEWEST
-    speculative = _json(arguments.get("--speculative-config"))
+    speculative = json_of(arguments.get("--speculative-config"))
     v0 = _is_v0(version, arguments, env, device, model)
-    length = _length(arguments.get("--max-model-len"), model)
+    length = length_of(arguments.get("--max-model-len"), model)
     values = flags.in_force(
         "vllm",
         version,
@@ -179,7 +178,7 @@ def _vllm(
         max_model_len=length,
         gpu_name=device.name,
     )
-    pick = _Numbers(values)
+    pick = Numbers(values)
     pipeline = pick.ranks("--pipeline-parallel-size")
     seqs = pick.integer("--max-num-seqs", 1024 if device.is_large and not v0 else 256)
     tokens = pick.integer("--max-num-batched-tokens", 8192 if device.is_large else 2048)
@@ -223,11 +222,11 @@ def _vllm(
         latent_cache=at >= (0, 7, 1) and env.get("VLLM_MLA_DISABLE") != "1",
         graph_count=0 if eager else _graph_count(at, v0, seqs, drafts, arguments),
         estimates_graphs=_estimates_graphs(at, env),
-        kv_cache_memory_bytes=_size(arguments.get("--kv-cache-memory-bytes")),
+        kv_cache_memory_bytes=size_of(arguments.get("--kv-cache-memory-bytes")),
         blocks_override=pick.optional("--num-gpu-blocks-override"),
-        quantization=_text(arguments.get("--quantization")),
-        dtype_bytes=_dtype(arguments.get("--dtype")),
-        state_dtype_bytes=_dtype(arguments.get("--mamba-ssm-cache-dtype")),
+        quantization=text_of(arguments.get("--quantization")),
+        dtype_bytes=dtype_of(arguments.get("--dtype")),
+        state_dtype_bytes=dtype_of(arguments.get("--mamba-ssm-cache-dtype")),
         flashinfer_sampler=_flashinfer(at, env, device),
         concurrent_batches=max(pipeline, 1 if async_on is False else 2),
         encoder=_profiles_encoder(arguments),
@@ -244,7 +243,7 @@ def _sglang(
     version: str | None, arguments: Mapping[str, Any], device: Device, model: ModelConfig
 ) -> Settings:
     at = release(version) or NEWEST
-    length = _length(arguments.get("--context-length"), model)
+    length = length_of(arguments.get("--context-length"), model)
     values = flags.in_force(
         "sglang",
         version,
@@ -253,7 +252,7 @@ def _sglang(
         max_model_len=length,
         gpu_name=device.name,
     )
-    pick = _Numbers(values)
+    pick = Numbers(values)
     ranks = pick.ranks("--tp-size")
     data = pick.ranks("--dp-size")
     spread = bool(values.get("--enable-dp-attention"))
@@ -279,8 +278,8 @@ def _sglang(
         enforce_eager=bool(values.get("--disable-cuda-graph")),
         draft_layers=max(1, model.mtp_layers) if mtp else 0,
         draft_weight_layers=max(1, model.mtp_layers) if mtp else 0,
-        quantization=_text(arguments.get("--quantization")),
-        dtype_bytes=_dtype(arguments.get("--dtype")),
+        quantization=text_of(arguments.get("--quantization")),
+        dtype_bytes=dtype_of(arguments.get("--dtype")),
         max_seqs_given="--max-running-requests" in arguments,
         capability=device.compute_capability,
     )
@@ -297,75 +296,6 @@ def _sglang_fraction(device: Device, ranks: int) -> float:
     if card > 60 * 1024:
         reserve = max(reserve, 10240)
     return round((card - reserve) / card, 3)
-
-
-# ------------------------------------------------------------------------- readings of values
-class _Numbers:
-    """Numbers out of a mapping of flags; a text that is no number is wrong use."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
-    def optional(self, flag: str) -> int | None:
-        value = self._values.get(flag)
-        number = flags.as_number(value)
-        if value is None or value is False:
-            return None
-        if number is None or not 0 <= number < 2**62:
-            raise UsageError(f"{flag} {value} is not a usable number")
-        return int(number)
-
-    def integer(self, flag: str, otherwise: int) -> int:
-        number = self.optional(flag)
-        return otherwise if number is None else max(number, 1 if otherwise else 0)
-
-    def ranks(self, flag: str) -> int:
-        """A number of ranks; more than any cluster has is a typing mistake."""
-        number = self.integer(flag, 1)
-        if number > _MOST_RANKS:
-            raise UsageError(f"{flag} {number} is more than any cluster has")
-        return number
-
-    def number(self, flag: str, otherwise: float) -> float:
-        value = self._values.get(flag)
-        if value is None:
-            return otherwise
-        number = flags.as_number(value)
-        if number is None or not 0 <= number < 2**62:
-            raise UsageError(f"{flag} {value} is not a usable number")
-        return float(number)
-
-
-def _length(given: Any, model: ModelConfig) -> int:
-    number = flags.as_number(given)
-    if given is None or str(given) in ("auto", "-1"):
-        return model.max_model_len
-    if number is None or number < 1:
-        raise UsageError(f"a length of {given} tokens is not usable")
-    return int(number)
-
-
-def _json(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, str):
-        return {}
-    try:
-        loaded = json.loads(value)
-    except (ValueError, RecursionError):
-        return {}
-    return loaded if isinstance(loaded, dict) else {}
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _dtype(value: Any) -> int | None:
-    return DTYPE_BYTES.get(str(value)) if value not in (None, "auto") else None
-
-
-def _size(value: Any) -> int | None:
-    number = flags.as_number(value)
-    return int(number) if number is not None and number > 0 else None
 
 
 # --------------------------------------------------------------------------------- vLLM's rules
@@ -417,7 +347,7 @@ def _flashinfer(at: Release, env: Mapping[str, str], device: Device) -> bool:
 def _profiles_encoder(arguments: Mapping[str, Any]) -> bool:
     if arguments.get("--language-model-only") or arguments.get("--skip-mm-profiling"):
         return False
-    limits = _json(arguments.get("--limit-mm-per-prompt"))
+    limits = json_of(arguments.get("--limit-mm-per-prompt"))
     return not limits or any(limits.get(k) != 0 for k in ("image", "video") if k in limits)
 
 
@@ -426,7 +356,7 @@ def _graph_count(
 ) -> int:
     """How many CUDA graphs of decode batches are captured: sizes 1, 2, 4, then steps of 8 or 16."""
     listed = arguments.get("--cudagraph-capture-sizes") or arguments.get("--cuda-graph-sizes")
-    compilation = _json(arguments.get("--compilation-config"))
+    compilation = json_of(arguments.get("--compilation-config"))
     if compilation.get("cudagraph_mode") == "NONE":
         return 0
     sizes = compilation.get("cudagraph_capture_sizes")
