@@ -101,6 +101,9 @@ _TELLING_VARIABLE: Final = re.compile(
 )
 _SECRET: Final = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 
+# Processes that have ended: nothing is left of them but the number.
+_ENDED: Final = frozenset("ZXx")
+
 # Those who take over children whose parent has died.
 _REAPERS: Final = re.compile(
     r"systemd|init|tini|dumb-init|docker-init|catatonit|s6-\w+|runsv|supervisord|conmon"
@@ -114,7 +117,7 @@ def discover(
     """Everything that runs here. `nvml` is a reading to use instead of a new one."""
     roots = roots or Roots()
     reading = read_gpus(roots=roots) if nvml is None else nvml
-    tree = list_processes(proc_root=roots.proc)
+    tree = ProcessTree(p for p in list_processes(proc_root=roots.proc) if p.state not in _ENDED)
     held: dict[int, set[int]] = {}
     for sample in reading.processes:
         held.setdefault(sample.pid, set()).add(sample.gpu)
@@ -287,6 +290,8 @@ class _Finder:
             gpus=tuple(sorted(gpus)),
             log=next((log.path for log in logs if log.path), None),
             metrics_url=url,
+            started_at=group.root.started_at,
+            ended=group.orphan,
         )
         return DiscoveredEngine(
             recorded=recorded,

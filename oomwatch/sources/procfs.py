@@ -69,6 +69,7 @@ class ProcessInfo:
             cgroup=owner.path if owner else None,
             unit=owner.unit if owner else None,
             container=owner.container if owner else None,
+            state=self.state,
         )
 
 
