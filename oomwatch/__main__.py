@@ -29,14 +29,21 @@ def _run() -> int:
     from oomwatch.cli import cli  # noqa: PLC0415
     from oomwatch.errors import NoInputError, OomwatchError  # noqa: PLC0415
 
+    completion = os.environ.get("_OOMWATCH_COMPLETE")
+    if completion:
+        from click.shell_completion import shell_complete  # noqa: PLC0415
+
+        return shell_complete(cli, {}, "oomwatch", "_OOMWATCH_COMPLETE", completion)
     try:
-        # Not click's standalone mode: there Ctrl-C ends with 1, and a wrong word with its escapes.
-        status = cli.main(prog_name="oomwatch", standalone_mode=False)
+        # Not `cli.main()`: it ends Ctrl-C and a closed pipe with 1, which here means an incident,
+        # and repeats a mistyped word with the escapes in it.
+        with cli.make_context("oomwatch", sys.argv[1:]) as context:
+            cli.invoke(context)
+    except click.exceptions.Exit as done:
+        return done.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return 2
-    except click.Abort:
-        return 130
     except click.ClickException as error:
         return _fail(_with_hint(error), 2)
     except NoInputError as error:
@@ -53,7 +60,7 @@ def _run() -> int:
         return _fail(f"the output cannot be written: {error.strerror}", 4)
     except Exception as error:  # noqa: BLE001 - the last line of defence of the command line
         return _internal(error)
-    return status if isinstance(status, int) else 0
+    return 0
 
 
 def _prepare_outputs() -> None:

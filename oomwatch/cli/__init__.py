@@ -54,7 +54,7 @@ class LazyGroup(click.Group):
             import difflib
 
             near = difflib.get_close_matches(name, COMMANDS, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else " See 'oomwatch --help'."
+            hint = f" Did you mean '{near[0]}'?" if near else ""
             ctx.fail(f"No such command '{name[:60]}'.{hint}")
         return super().resolve_command(ctx, args)
 

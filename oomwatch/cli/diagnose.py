@@ -33,6 +33,7 @@ Examples:
   oomwatch diagnose --log server.log --command "vllm serve /models/m --max-model-len 32768"
   oomwatch diagnose --log server.log --format args     only the flags, to paste
   oomwatch diagnose --log server.log --format html -o report.html
+
 \b
 Exit status: 0 healthy or nothing decided, 1 an incident or a risk was found,
 2 wrong use, 3 no input could be read, 4 internal fault.
@@ -337,7 +338,8 @@ def _write(text: str, output: str | None) -> None:
     if text and not text.endswith("\n"):
         text += "\n"
     if output in (None, "-"):
-        click.echo(text, nl=False)
+        # Colours were decided in `render`; click would strip them where there is no terminal.
+        click.echo(text, nl=False, color=True)
         return
     import tempfile
     from pathlib import Path

@@ -1,0 +1,454 @@
+"""The command line as its users meet it: every test starts `python -m oomwatch` as a process."""
+
+from __future__ import annotations
+
+import ast
+import html.parser
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jsonschema
+import pytest
+import yaml
+
+from oomwatch.cli import COMMANDS
+from oomwatch.report.json_report import read_schema
+
+FIXTURES = Path(__file__).parent / "fixtures" / "cli"
+REFUSED = str(FIXTURES / "refused.log")
+HEALTHY = str(FIXTURES / "healthy.log")
+SERVER = "vllm serve /models/Qwen3-14B --max-model-len 131072"
+# A name that an attacker may give to a file: a colour, a line break, a title of the terminal.
+HOSTILE = "evil\x1b[31m\n\x1b]0;owned\x07.log"
+CONTROL = re.compile(r"[^\n\x20-\x7e\x80-\U0010ffff]|[\x80-\x9f]")
+
+
+def start(arguments: Sequence[str], **options) -> subprocess.Popen[bytes]:
+    """The product as a process, away from the settings of whoever runs the tests."""
+    env = {"PATH": os.environ["PATH"], "TZ": "UTC", "LC_ALL": "C.UTF-8", "HOME": "/nonexistent"}
+    env.update(options.pop("env", {}))
+    options.setdefault("stdout", subprocess.PIPE)
+    options.setdefault("stderr", subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-m", "oomwatch", *arguments], env=env, **options)
+
+
+class Done(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+def run(arguments: Sequence[str], stdin: bytes = b"", **options) -> Done:
+    with start(arguments, stdin=subprocess.PIPE, **options) as process:
+        out, err = process.communicate(stdin, timeout=120)
+    return Done(process.returncode, (out or b"").decode(), (err or b"").decode())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the rows below run: the files that they name."""
+    path = tmp_path_factory.mktemp("cli")
+    text = Path(REFUSED).read_bytes()
+    (path / "refused.log").write_bytes(text)
+    (path / HOSTILE).write_bytes(text)
+    (path / "healthy.log").write_bytes(Path(HEALTHY).read_bytes())
+    (path / "empty.log").touch()
+    # Bytes of every value in no order: 251 is prime to 256.
+    (path / "garbage.log").write_bytes(bytes(i * 251 % 256 for i in range(100_000)) * 2)
+    (path / "logs").mkdir()
+    (path / "broken.json").write_text("{")
+    (path / "list.json").write_text("[]")
+    (path / "config.json").write_text('{"model_type": "qwen3", "num_hidden_layers": 40}')
+    (path / "secret.log").write_bytes(text)
+    (path / "secret.log").chmod(0)
+    return path
+
+
+class Row(NamedTuple):
+    arguments: str
+    status: int
+    out: tuple[str, ...] = ()
+    err: tuple[str, ...] = ()
+    stdin: bytes = b""
+
+
+KV = "KV cache is too small for one request"
+LOG = "diagnose --log refused.log"
+UNDECIDED = ("UNDECIDED", "Not seen, and would settle it")
+
+ROWS = [
+    Row("--version", 0, ("oomwatch ",)),
+    Row("--help", 0, (*COMMANDS, "Examples:")),
+    Row("-h", 0, ("Commands:",)),
+    *(
+        Row(f"{name} --help", 0, ("Usage: oomwatch", "Examples:", "  oomwatch"))
+        for name in COMMANDS
+    ),
+    # wrong use: one line, and where to look
+    Row("diagnos", 2, (), ("No such command 'diagnos'", "'diagnose'", "oomwatch --help")),
+    Row("frobnicate", 2, (), ("No such command 'frobnicate'", "oomwatch --help")),
+    Row("'x\x1b[31m'", 2, (), ("No such command",)),
+    Row("--frobnicate", 2, (), ("--frobnicate", "oomwatch --help")),
+    Row("diagnose --lgo x", 2, (), ("--lgo", "--log", "oomwatch diagnose --help")),
+    Row("diagnose stray.log", 2, (), ("stray.log", "oomwatch diagnose --help")),
+    Row("diagnose --log", 2, (), ("--log", "requires an argument")),
+    Row(f"{LOG} --format pdf", 2, (), ("'pdf'", "markdown")),
+    Row(f"{LOG} --engine tgi", 2, (), ("'tgi'", "sglang")),
+    Row(f"{LOG} --lang fr", 2, (), ("'fr'", "zh")),
+    Row(f"{LOG} --since yesteryear", 2, (), ("'yesteryear' is no time", "2h")),
+    Row(f"{LOG} --until ''", 2, (), ("is no time",)),
+    Row(f"{LOG} --since 99999999999999999999999-01-01", 2, (), ("is no time",)),
+    Row(f"{LOG} --model-config broken.json", 2, (), ("--model-config broken.json",)),
+    Row(f"{LOG} --model-config list.json", 2, (), ("list.json", "not a JSON object")),
+    Row(f"{LOG} --model-config missing.json", 2, (), ("missing.json", "No such file")),
+    Row(f"{LOG} -o missing/report.txt", 2, (), ("missing/report.txt", "No such file")),
+    Row(f"{LOG} -o logs", 2, (), ("logs", "directory")),
+    Row("diagnose --pid here", 2, (), ("--pid", "'here'")),
+    Row("run", 2, (), ("SERVER", "oomwatch run --help")),
+    Row("explain kv_lt_max_lne", 2, (), ("kv_lt_max_lne", "did you mean kv_lt_max_len?")),
+    Row("completion tcsh", 2, (), ("'tcsh'", "fish")),
+    # inputs
+    Row("diagnose --log missing.log", 3, (), ("missing.log: no such file",)),
+    Row("diagnose --log logs", 3, (), ("logs", "directory")),
+    Row("diagnose --log 'no\x1b[31m\x07.log'", 3, (), ("no such file",)),
+    Row("diagnose --log missing.log --log gone.log", 3, (), ("missing.log", "gone.log")),
+    Row("diagnose --log missing.log --log refused.log", 1, (KV, "missing.log: no such file")),
+    Row("diagnose --log logs --log healthy.log", 0, ("HEALTHY", "directory")),
+    Row("diagnose --kernel-log missing.txt", 3, (), ("missing.txt",)),
+    Row("diagnose --recording logs", 3, (), ("logs", "not a recording")),
+    Row("diagnose --metrics http://127.0.0.1:9/", 3, (), ("127.0.0.1:9", "cannot connect")),
+    Row("diagnose --unit 'no unit'", 3, (), ("'no unit'",)),
+    Row("diagnose --pod alone", 3, (), ("'alone'", "NAMESPACE/POD")),
+    Row("diagnose --log -", 1, (KV, "-:19"), (), Path(REFUSED).read_bytes()),
+    Row("diagnose --log -", 0, UNDECIDED),
+    Row("diagnose --log empty.log", 0, (*UNDECIDED, "empty.log")),
+    Row("diagnose --log garbage.log", 0, UNDECIDED),
+    Row(f"diagnose --log '{HOSTILE}'", 1, (KV, "evil")),
+    Row("diagnose --log healthy.log", 0, ("HEALTHY",)),
+    Row(f"{LOG} --log healthy.log", 1, (KV,)),
+    # what is printed
+    Row(
+        LOG, 1, (KV, "kv_lt_max_len", "refused.log:19", "--max-model-len 71424", "oomwatch explain")
+    ),
+    Row(f"{LOG} -q", 1, (KV, "--max-model-len 71424")),
+    Row(f"{LOG} -v", 1, (KV, "refused.log:19")),
+    Row(f"{LOG} --lang zh", 1, ("内存耗尽", "kv_lt_max_len", "--max-model-len 71424")),
+    Row(f"{LOG} --color never", 1, (KV,)),
+    Row(f"{LOG} --model-config config.json", 1, (KV,)),
+    Row(f"{LOG} --since 2020-01-01T00:00:00Z", 1, (KV,)),
+    Row(f"{LOG} --until 2020-01-01", 0, ("UNDECIDED",)),
+    Row(f"{LOG} --format args", 1, ("--max-model-len 71424 ",)),
+    Row(f"{LOG} --format env", 1, (), ("no change for --format env",)),
+    Row(f"{LOG} --format markdown", 1, ("## ", KV, "`kv_lt_max_len`")),
+    Row(f"{LOG} -o -", 1, (KV,)),
+    Row(f"{LOG} -o /dev/null", 1),
+    Row("diagnose --log healthy.log --format args", 0, (), ("no change for --format args",)),
+    Row("explain", 0, ("kv_lt_max_len", "host_oom_kill")),
+    Row("explain KV-LT-MAX-LEN", 0, ("## What to do",)),
+    Row("explain kv_lt_max_len --lang zh", 0, ("## 怎么办",)),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: ascii(row.arguments)[1:-1][:60])
+def test_row(row, folder):
+    done = run(shlex.split(row.arguments), row.stdin, cwd=folder)
+    assert done.status == row.status, done.err
+    for text in row.out:
+        assert text in done.out
+    for text in row.err:
+        assert text in done.err
+    assert "Traceback" not in done.out + done.err
+    assert not CONTROL.search(done.out + done.err)
+    if row.status > 1:
+        assert not done.out
+        assert re.fullmatch(r"oomwatch: .{10,}\n", done.err), "one line"
+    elif not row.err:
+        assert not done.err
+
+
+def test_no_arguments_print_the_help():
+    done = run([])
+    assert done.status == 2
+    assert "Commands:" in done.err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_log_that_may_not_be_read(folder):
+    done = run(["diagnose", "--log", str(folder / "secret.log")])
+    assert done.status == 3
+    assert re.fullmatch(r"oomwatch: .*secret\.log.*\n", done.err)
+
+
+# ------------------------------------------------------------------------------------ formats
+@pytest.mark.parametrize("arguments", [["--json"], ["--format", "json"]])
+@pytest.mark.parametrize(
+    "name", ["refused.log", "healthy.log", "empty.log", "garbage.log", HOSTILE]
+)
+def test_json_obeys_the_schema(folder, name, arguments):
+    done = run(["diagnose", "--log", name, *arguments], cwd=folder)
+    answer = json.loads(done.out)
+    jsonschema.validate(answer, read_schema())
+    assert done.status == (1 if answer["incidents"] else 0)
+    assert not CONTROL.search(done.out)
+
+
+def test_args_are_the_whole_command_quoted_for_a_shell():
+    command = ["vllm", "serve", "/models/my model", "--served-model-name", "it's $HOME; ls"]
+    done = run(["diagnose", "--log", REFUSED, "--command", shlex.join(command), "--format", "args"])
+    words = shlex.split(done.out)
+    assert words[: len(command)] == command
+    assert words[words.index("--max-model-len") :][:2] == ["--max-model-len", "71424"]
+    assert done.out.count("\n") == 1
+
+
+def test_compose_is_yaml():
+    done = run(["diagnose", "--log", REFUSED, "--command", SERVER, "--format", "compose"])
+    words = yaml.safe_load(done.out)["services"]["vllm"]["command"]
+    assert words[words.index("--max-model-len") + 1] == "71424"
+
+
+def test_k8s_is_yaml():
+    done = run(["diagnose", "--log", REFUSED, "--format", "k8s"])
+    (container,) = yaml.safe_load(done.out)["spec"]["template"]["spec"]["containers"]
+    assert container["args"][:2] == ["--max-model-len", "71424"]
+
+
+def test_python_is_keyword_arguments():
+    done = run(["diagnose", "--log", REFUSED, "--format", "python"])
+    (call,) = ast.parse(f"LLM(\n{done.out})").body
+    assert {word.arg: ast.literal_eval(word.value) for word in call.value.keywords}[
+        "max_model_len"
+    ] == 71424
+
+
+class _Tags(html.parser.HTMLParser):
+    """Checks that tags close in the order in which they opened, and what would load something."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = []
+        self.seen = set()
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.add(tag)
+        assert not {"src", "href", "onclick"} & {name for name, _ in attrs}
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_html_is_one_whole_page(folder, lang):
+    done = run(["diagnose", "--log", HOSTILE, "--format", "html", "--lang", lang], cwd=folder)
+    tags = _Tags()
+    tags.feed(done.out)
+    assert not tags.open
+    assert {"html", "h1", "ol"} <= tags.seen
+    assert not {"script", "link", "img", "iframe"} & tags.seen
+    assert f'<html lang="{lang}">' in done.out
+    assert not CONTROL.search(done.out)
+
+
+# ------------------------------------------------------------------------------------ -o
+def test_a_file_is_put_in_place_whole(tmp_path):
+    target, kept = tmp_path / "report.json", tmp_path / "kept"
+    target.write_text("old")
+    os.link(target, kept)
+    done = run(["diagnose", "--log", REFUSED, "--json", "-o", str(target)])
+    assert (done.status, done.out, done.err) == (1, "", "")
+    assert json.loads(target.read_text())["verdict"] == "oom"
+    assert kept.read_text() == "old", "a new file took the place, the old one was not written to"
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert {path.name for path in tmp_path.iterdir()} == {"report.json", "kept"}
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path):
+    victim, link = tmp_path / "victim", tmp_path / "report.txt"
+    victim.write_text("mine")
+    link.symlink_to(victim)
+    run(["diagnose", "--log", REFUSED, "-o", str(link)])
+    assert victim.read_text() == "mine"
+    assert not link.is_symlink()
+    assert "kv_lt_max_len" in link.read_text()
+
+
+def test_nothing_is_left_where_the_file_cannot_be(tmp_path):
+    (tmp_path / "report").mkdir()
+    done = run(["diagnose", "--log", REFUSED, "-o", str(tmp_path / "report")])
+    assert done.status == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+
+
+# ------------------------------------------------------------------------------------ colours
+@pytest.mark.parametrize(
+    ("arguments", "env", "coloured"),
+    [
+        ([], {}, False),
+        (["--color", "always"], {}, True),
+        (["--color", "always"], {"NO_COLOR": "1"}, True),
+        (["--color", "never"], {"FORCE_COLOR": "1"}, False),
+        ([], {"FORCE_COLOR": "1"}, True),
+        ([], {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        (["--color", "always", "--json"], {}, False),
+    ],
+)
+def test_colours_in_a_pipe(arguments, env, coloured):
+    done = run(["diagnose", "--log", REFUSED, *arguments], env=env)
+    assert ("\x1b[" in done.out) is coloured
+
+
+def on_a_terminal(arguments: Sequence[str], env: dict[str, str]) -> str:
+    """What the product writes to a terminal of its own."""
+    master, terminal = os.openpty()
+    chunks = []
+    with start(arguments, stdin=terminal, stdout=terminal, stderr=terminal, env=env) as process:
+        os.close(terminal)
+        while True:
+            try:
+                chunk = os.read(master, 65536)
+            except OSError:  # Linux says EIO when the last writer is gone
+                break
+            chunks.append(chunk)
+        process.wait(timeout=60)
+    os.close(master)
+    return b"".join(chunks).decode()
+
+
+@pytest.mark.parametrize(
+    ("env", "coloured"),
+    [
+        ({"TERM": "xterm-256color"}, True),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "xterm-256color", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_colours_on_a_terminal(env, coloured):
+    text = on_a_terminal(["diagnose", "--log", REFUSED], env)
+    assert KV in text
+    assert ("\x1b[" in text) is coloured
+
+
+# ------------------------------------------------------------------------------------ streams
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["explain"], ["diagnose", "--log", REFUSED, "--json"]]
+)
+def test_a_reader_that_has_gone_is_no_fault(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = run(arguments, stdout=writer)
+    os.close(writer)
+    assert (done.status, done.err) == (141, "")
+
+
+def test_a_full_disk_is_one_line():
+    with Path("/dev/full").open("wb") as full:
+        done = run(["diagnose", "--log", REFUSED], stdout=full)
+    assert done.status == 4
+    assert re.fullmatch(r"oomwatch: the output cannot be written: .*\n", done.err)
+
+
+def test_closed_streams_are_no_fault():
+    command = [sys.executable, "-m", "oomwatch", "diagnose", "--log", REFUSED]
+    script = 'exec "$@" >&- 2>&- <&-'
+    done = subprocess.run(["sh", "-c", script, "sh", *command], check=False)
+    assert done.returncode == 1
+
+
+def test_any_encoding_of_the_terminal():
+    for encoding in ("ascii", "latin-1", "gbk"):
+        done = subprocess.run(
+            [sys.executable, "-m", "oomwatch", "diagnose", "--log", REFUSED, "--lang", "zh"],
+            capture_output=True,
+            check=False,
+            env={"PATH": os.environ["PATH"], "PYTHONIOENCODING": encoding},
+        )
+        assert (done.returncode, done.stderr) == (1, b"")
+        assert b"kv_lt_max_len" in done.stdout
+
+
+def test_ctrl_c():
+    with start(["diagnose", "--log", "-"], stdin=subprocess.PIPE) as process:
+        # More than a pipe holds: once this is written, the product is reading it.
+        process.stdin.write(b"INFO 03-02 03:12:04 [a.py:1] nothing\n" * 8000)
+        process.stdin.flush()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (out, err.strip()) == (b"", b"")
+
+
+# ------------------------------------------------------------------------------------ size
+def test_a_big_log_in_bounded_memory(tmp_path):
+    """20 MB of logged prompts that quote an OOM and of one endless line, then the failure."""
+    log = tmp_path / "big.log"
+    quoted = "CUDA out of memory. Tried to allocate 2.00 GiB " * 3
+    line = (
+        f"INFO 03-02 03:12:04 [logger.py:40] Received request c-1: prompt: {quoted!r}, params: x\n"
+    )
+    with log.open("wb") as out:
+        out.write(line.encode() * (10 * 2**20 // len(line)))
+        out.write(b"x" * (10 * 2**20) + b"\n")
+        out.write(Path(REFUSED).read_bytes())
+    command = [sys.executable, "-m", "oomwatch", "diagnose", "--full", "--log", str(log)]
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -v 131072; exec "$@"', "sh", *command],  # 128 MiB, Python and all
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert KV in done.stdout
+    assert "CUDA out of memory" not in done.stdout
+
+
+# ------------------------------------------------------------------------------------ the rest
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell, tmp_path):
+    done = run(["completion", shell])
+    assert done.status == 0
+    assert f"_OOMWATCH_COMPLETE={shell}_complete" in done.out
+    if shell == "bash":
+        script = tmp_path / "oomwatch"
+        script.write_text(done.out)
+        subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("shell", "typed", "words"),
+    [
+        ("bash", "oomwatch dia", {"plain,diagnose"}),
+        ("bash", "oomwatch diagnose --ke", {"plain,--kernel-log"}),
+        ("bash", "oomwatch completion f", {"plain,fish"}),
+        ("zsh", "oomwatch expl", {"plain", "explain"}),
+        ("fish", "oomwatch ru", {"plain,run"}),
+    ],
+)
+def test_completion_answers(shell, typed, words):
+    typing = typed.rpartition(" ")[2]
+    env = {
+        "_OOMWATCH_COMPLETE": f"{shell}_complete",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": typing if shell == "fish" else str(typed.count(" ")),
+    }
+    done = run([], env=env)
+    assert done.status == 0
+    said = {line.partition("\t")[0] for line in done.out.splitlines()}
+    assert words <= said
+
+
+@pytest.mark.parametrize("name", ["oomwatch.cli", *(f"oomwatch.cli.{name}" for name in COMMANDS)])
+def test_commands_import_nothing_heavy(name):
+    heavy = {"sqlalchemy", "requests", "rich", "apscheduler", "yaml", "psutil", "pynvml"}
+    code = f"import sys, {name}; print(*sorted({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
