@@ -8,6 +8,8 @@ Each layer is peeled from the outside in, until none is left::
     {"message":"…","levelname":"INFO","asctime":"…"}                       vLLM's JSON formatter
     Mar 12 06:09:16 host vllm[123]: …                                      journalctl, syslog
     [pod/vllm-0/server] 2025-03-12T06:09:16.1Z …                           kubectl --prefix
+    vllm-0 server (EngineCore pid=7) ERROR …                               stern
+    INFO 2025-03-12T06:09:16.1Z [resource.labels.containerName: vllm] …    Google's log explorer
 
 Docker's and the CRI's cut lines (16 KiB pieces) are joined again.
 """
@@ -73,6 +75,16 @@ _SUPERVISOR: Final = re.compile(
 )
 _COMPOSE: Final = re.compile(r"([A-Za-z0-9][\w.@-]{0,120}) {1,60}\| ?")
 _KUBECTL: Final = re.compile(r"\[pod/[\w./-]{1,250}\] ?")
+# Two bare words are no wrapper; what an engine begins a record with must follow them once.
+_STERN: Final = re.compile(
+    r"([a-z0-9][a-z0-9.-]{2,250} [a-z0-9][a-z0-9-]{1,62} )"
+    r"(?=\([A-Z]\w{2,60} [^()]{0,40}pid=\d|\[20\d\d-\d\d-\d\d "
+    r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?:: {1,6}| \d\d-\d\d ))"
+)
+_EXPLORER: Final = re.compile(
+    r"(?:DEFAULT|DEBUG|INFO|WARNING|ERROR|CRITICAL) "
+    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?Z) \[resource\.labels\.[^\]]{1,160}\] ?"
+)
 _RAY_REPEAT: Final = re.compile(
     r" \[repeated \d{1,9}x across (?:all nodes|cluster)\](?: \(Ray deduplicates[^()]{0,300}\))?$"
 )
@@ -81,6 +93,7 @@ _MESSAGE_KEYS: Final = ("log", "MESSAGE", "message", "msg", "textPayload")
 _TIME_KEYS: Final = ("time", "timestamp", "@timestamp", "asctime", "ts")
 _LEVEL_KEYS: Final = ("levelname", "level", "severity")
 _LAYERS: Final = 6
+_PODS: Final = 64
 
 
 @dataclasses.dataclass(slots=True)
@@ -125,6 +138,7 @@ class Unwrapper:
         # journalctl's short formats indent what follows a line feed by the width of the header.
         self._indent = ""
         self._indented = Envelope()
+        self._sterns: set[str] = set()  # pod and container that began an engine's record before
 
     def unwrap(self, number: int, text: str) -> tuple[int, str, Envelope] | None:
         """Number, text and envelope of a line; None while it is a piece of a cut line."""
@@ -247,6 +261,13 @@ class Unwrapper:
             match = _COMPOSE.match(text)
             if match is not None and match.group(1) not in _LEVEL_NAMES:
                 return text[match.end() :]
+        match = _EXPLORER.match(text)
+        if match is not None:
+            self._take_time(match.group(1), envelope)
+            return text[match.end() :]
+        pod = self._stern_prefix(text)
+        if pod:
+            return text[len(pod) :]
         match = _SHORT.match(text)
         if match is not None:
             at = self._clock.read_syslog(match.group(1))
@@ -258,6 +279,15 @@ class Unwrapper:
         if envelope.at is None:
             envelope.at = at
         return self._take_short(match, text, envelope)
+
+    def _stern_prefix(self, text: str) -> str:
+        """Pod and container before the line; empty if there are none."""
+        match = _STERN.match(text)
+        if match is not None:
+            if len(self._sterns) < _PODS:
+                self._sterns.add(match.group(1))
+            return match.group(1)
+        return next((pod for pod in self._sterns if text.startswith(pod)), "")
 
     def _take_short(self, match: re.Match[str], text: str, envelope: Envelope) -> str:
         envelope.process = match.group(3) or "kernel"

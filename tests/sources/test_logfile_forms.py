@@ -289,3 +289,35 @@ def test_text_is_not_taken_for_a_wrapper(tmp_path, line):
 def test_bars_and_tables_are_not_compose(tmp_path, line):
     (tmp_path / "a.log").write_text(line + "\n")
     assert [each.text for each in read_log(str(tmp_path / "a.log"))] == [line]
+
+
+def test_pod_and_container_of_stern_are_taken_off_bare_lines_too(tmp_path):
+    lines = [
+        "vllm-0 server starting",  # nothing an engine wrote: it stays
+        "vllm-0 server (Worker_TP0 pid=7) ERROR 03-12 06:09:16 [executor.py:9] Traceback (most recent call last):",
+        'vllm-0 server   File "/srv/app/worker.py", line 7, in load',
+        "vllm-1 server [2025-03-12 06:09:17 TP0] Prefill batch.",
+    ]
+    (tmp_path / "pods.log").write_text("\n".join(lines) + "\n")
+    read_lines = list(read_log(str(tmp_path / "pods.log")))
+    assert [line.text for line in read_lines] == [
+        "vllm-0 server starting",
+        "Traceback (most recent call last):",
+        FRAME,
+        "Prefill batch.",
+    ]
+    assert read_lines[1].process == "Worker_TP0"
+
+
+def test_lines_of_the_log_explorer(tmp_path):
+    line = "INFO 2025-03-12T06:09:16.000000000Z [resource.labels.containerName: vllm] (EngineCore_DP0 pid=270) ERROR 03-12 06:09:16 [v1/engine/core.py:842] failed"
+    (tmp_path / "a.log").write_text(line + "\n")
+    (read_line,) = read_log(str(tmp_path / "a.log"))
+    assert (read_line.text, read_line.at, read_line.process) == ("failed", FIRST, "EngineCore_DP0")
+
+
+def test_workers_named_after_their_rank(tmp_path):
+    line = "(VllmWorker TP1 pid=406) ERROR 08-16 01:07:56 [multiproc_executor.py:596] failed"
+    (tmp_path / "a.log").write_text(line + "\n")
+    (read_line,) = read_log(str(tmp_path / "a.log"))
+    assert (read_line.text, read_line.rank, read_line.pid) == ("failed", "TP1", 406)

@@ -14,8 +14,9 @@ from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.facts import Facts, cite, cite_arguments, cite_failure
 from oomwatch.diagnose.frames import Part, find_part, telling_frame
 from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, STAGE, Rule, found
-from oomwatch.diagnose.rules.startup_allocations import foreign_bytes, gpu_failure, stage_of
+from oomwatch.diagnose.rules.placing import gpu_failure, stage_of
 from oomwatch.diagnose.rules.startup_checks import oom_values
+from oomwatch.diagnose.rules.tenants import foreign_bytes
 from oomwatch.engines.versions import release
 from oomwatch.records import Evidence, Finding
 from oomwatch.units import GIB, format_bytes, format_count
@@ -242,7 +243,7 @@ def _by_part(facts: Facts, failure: Failure, part: Part | None, values: dict[str
     if part == "logits" and tried >= GIB:
         # Sampled rows alone, a few hundred, stay under that at any vocabulary.
         return (*named["logprobs"][:1], 0.72, named["logprobs"][2])
-    if oom is None and failure.match("cuda.oom_code", "cuda.oom_raw") and _outside_torch(failure):
+    if oom is None and _LIBRARY.search(failure.message):
         return (
             "engine_buffers_unprofiled",
             0.65,
@@ -345,10 +346,6 @@ def _spreads_experts(facts: Facts, failure: Failure) -> bool:
         or _SPREAD_RANK.search(who)
         or _SPREAD_FRAME.search("\n".join((*failure.frames, *failure.paths)))
     )
-
-
-def _outside_torch(failure: Failure) -> bool:
-    return _LIBRARY.search(failure.message) is not None
 
 
 def _activation(facts: Facts) -> _Named:
