@@ -14,9 +14,9 @@ INSTALLED := $(VENV)/.installed
 help:
 	@echo "make demo       diagnose the embedded recording, then this host if it has GPUs"
 	@echo "make test       lint, types and tests"
-	@echo "make bench      how fast logs are read, beside grep"
+	@echo "make bench      how fast commands start, and logs are read beside grep"
 	@echo "make accuracy   how near the memory model comes to real starts"
-	@echo "make docs       write docs/causes.md anew from the pages of the causes"
+	@echo "make docs       write the generated parts of the docs and the READMEs anew"
 	@echo "make clean      remove what make made"
 
 demo: $(INSTALLED)
@@ -33,13 +33,14 @@ types: $(INSTALLED)
 	$(PY) -m mypy
 
 bench: $(INSTALLED)
+	$(PY) benchmarks/startup.py
 	$(PY) benchmarks/log_scan.py
 
 accuracy: $(INSTALLED)
 	$(PY) benchmarks/accuracy.py
 
 docs: $(INSTALLED)
-	OOMWATCH_UPDATE_GOLDEN=1 $(PY) -m pytest -q tests/report/test_pages.py -k index_in_docs
+	$(PY) docs/generate.py
 
 clean:
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
