@@ -16,13 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 from oomwatch.diagnose.inputs import Inputs, KernelInput, LogInput, Orphan, PageInput
 from oomwatch.errors import NoInputError, OomwatchError, UsageError
-from oomwatch.records import Gpu, LogLine, RecordedEngine, Series, SourceStatus
+from oomwatch.records import EngineExit, Gpu, LogLine, RecordedEngine, Series, SourceStatus
 
 if TYPE_CHECKING:
+    from oomwatch.sources.ended import EndedEngine
     from oomwatch.sources.logfile import OpenedLog
     from oomwatch.sources.metrics import MetricsPage
 
 Progress = Callable[[int, int | None], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Places:
+    """Where a host keeps what became of its processes; None: the usual folder."""
+
+    docker_root: str = "/var/lib/docker"
+    systemd_root: str = "/run/systemd/system"
+    copies: str | None = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -46,6 +56,7 @@ class Options:
     live: bool = False
     full: bool = False
     progress: Progress | None = None
+    places: Places = dataclasses.field(default_factory=Places)
 
     @property
     def names_inputs(self) -> bool:
@@ -75,6 +86,7 @@ class Gatherer:
         self.sources: list[SourceStatus] = []
         self.host: str | None = None
         self.orphans: list[Orphan] = []
+        self.exits: list[EngineExit] = []
         self._notes: list[tuple[str, list[str]]] = []
         self.read = 0
         self.live = False
@@ -124,6 +136,7 @@ class Gatherer:
             version=options.engine_version,
             sources=tuple(self.sources),
             orphans=tuple(self.orphans),
+            exits=tuple(self.exits),
             live=self.live,
         )
 
@@ -231,25 +244,73 @@ class Gatherer:
             )
 
     def _unit(self, unit: str) -> None:
-        self.add_unit(unit, None)
+        from oomwatch.sources.ended import find_units
 
-    def add_unit(self, unit: str, engine_id: str | None) -> None:
-        """Read the journal of a unit, its last start."""
+        name = unit if unit.endswith(".service") else f"{unit}.service"
+        ended = find_units(self.options.places.systemd_root, [])
+        self._named(next((one for one in ended if one.name == name), None), self.add_unit, unit)
+
+    def add_unit(self, unit: str, engine_id: str | None, *, starts: int = 1) -> None:
+        """Read the journal of a unit, its last starts."""
         from oomwatch.sources.journal import read_unit
 
-        options = self.options
+        since, until = self.options.since, self.options.until
         self._add_opened(
-            "unit", read_unit(unit, since=options.since, until=options.until), engine_id
+            "unit", read_unit(unit, since=since, until=until, starts=starts), engine_id
         )
 
     def _container(self, name: str) -> None:
-        self.add_container(name, None)
+        from oomwatch.sources.ended import find_containers
 
-    def add_container(self, name: str, engine_id: str | None) -> None:
+        ended = find_containers(self.options.places.docker_root, [])
+        self._named(
+            next((one for one in ended if one.name == name), None), self.add_container, name
+        )
+
+    def add_container(self, name: str, engine_id: str | None, *, last_start: bool = True) -> None:
         """Read a container's log."""
         from oomwatch.sources.containers import read_container
 
-        self._add_opened("container", read_container(name), engine_id)
+        root = self.options.places.docker_root
+        log = read_container(name, last_start=last_start, docker_root=root)
+        self._add_opened("container", log, engine_id)
+
+    def _named(
+        self, ended: EndedEngine | None, add: Callable[[str, str | None], None], name: str
+    ) -> None:
+        """A log by the name of its keeper, with the keeper's word on the end, if it has ended."""
+        add(name, ended.exit.engine if ended and ended.exit else None)
+        if ended is not None:
+            self.add_end(ended)
+
+    def add_ended(self, ended: EndedEngine) -> None:
+        """Read what is left of an engine that is gone.
+
+        Raises OomwatchError where its log cannot be read; how it ended is known even then.
+        """
+        engine_id = self.add_end(ended)
+        if ended.kind == "container":
+            self.add_container(ended.name, engine_id)
+        elif ended.kind == "unit":
+            self.add_unit(ended.name, engine_id)
+        else:
+            self.add_log_file(ended.name, engine_id)
+
+    def add_end(self, ended: EndedEngine) -> str | None:
+        """Add how an engine ended; its id."""
+        if ended.exit is None:
+            return None
+        self.exits.append(ended.exit)
+        self.engines.append(
+            RecordedEngine(
+                id=ended.exit.engine,
+                engine=ended.engine,
+                version=ended.version,
+                command=ended.command,
+                ended=True,
+            )
+        )
+        return ended.exit.engine
 
     def _pod(self, name: str) -> None:
         self.add_pod(name, None)

@@ -11,7 +11,7 @@ from oomwatch.diagnose.events import Failure, LogEvent
 from oomwatch.diagnose.inputs import Orphan
 from oomwatch.diagnose.runs import Load, Run
 from oomwatch.diagnose.series import SeriesFacts
-from oomwatch.records import EngineFacts, Evidence, KernelEvent, LogLine
+from oomwatch.records import EngineExit, EngineFacts, Evidence, KernelEvent, LogLine
 
 _MULTIMODAL: Final = re.compile(
     r"(?i)(?:-vl\b|vl-|vision|llava|internvl|pixtral|omni|minicpm-v|gemma-?3-(?:4|12|27)b|phi-3\.5-v|molmo|idefics|paligemma|qvq|image|ocr|audio|ultravox)"
@@ -60,6 +60,11 @@ class Facts:
     series: SeriesFacts = dataclasses.field(default_factory=SeriesFacts)
     loads: tuple[Load, ...] = ()
     orphans: tuple[Orphan, ...] = ()
+    exits: tuple[EngineExit, ...] = ()
+    live: bool = False
+    """Whether it was found on this host, rather than read from files."""
+    ended: bool = False
+    """Whether its server is known to be gone, other than from its log."""
     tree_pids: frozenset[int] = frozenset()
     """Host pids of the engine's own processes, as far as known."""
     gpu_names: tuple[str, ...] = ()

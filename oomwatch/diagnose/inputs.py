@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from oomwatch.records import (
+    EngineExit,
     EngineSample,
     Gpu,
     KernelEvent,
@@ -57,6 +58,7 @@ class Orphan:
     gpu: int | None
     held_bytes: int | None
     on_gpu: bool
+    engine_id: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,5 +79,7 @@ class Inputs:
     version: str | None = None
     sources: tuple[SourceStatus, ...] = ()
     orphans: tuple[Orphan, ...] = ()
+    exits: tuple[EngineExit, ...] = ()
+    """How engines that are gone ended, by their id."""
     live: bool = False
     """Whether the engines were found running, rather than read from files."""

@@ -23,7 +23,7 @@ class Point:
 
 
 def points_of(facts: Facts) -> list[Point]:
-    """The load of the engine in order of time; the log where it is denser than the counters."""
+    """The load of the engine in order of time; with the log where it is denser than the counters."""
     sampled = [_from_sample(sample) for sample in facts.series.engine if _tells_load(sample)]
     logged = [
         Point(
@@ -36,7 +36,15 @@ def points_of(facts: Facts) -> list[Point]:
         )
         for load in facts.loads
     ]
-    return sampled if len(sampled) >= len(logged) and sampled else logged or sampled
+    if len(sampled) >= len(logged):
+        return sampled
+    if any(point.at is None for point in (*sampled, *logged)):
+        return logged
+    return sorted((*logged, *sampled), key=_time)
+
+
+def _time(point: Point) -> float:
+    return point.at or 0.0
 
 
 def _tells_load(sample: EngineSample) -> bool:

@@ -63,6 +63,8 @@ class ProcessTrend:
     last_seen: float
     cmdline: tuple[str, ...] | None = None
     shared_bytes: int | None = None
+    state: str | None = None
+    """Of the kernel's states the one it was in at the first and at the last reading."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -218,9 +220,11 @@ def _still(points: Sequence[tuple[float, float]]) -> Trend | None:
 def _processes(samples: Sequence[ProcessSample]) -> list[ProcessTrend]:
     points: dict[int, list[tuple[float, float]]] = defaultdict(list)
     last: dict[int, ProcessSample] = {}
+    states: dict[int, str | None] = {}
     cmdlines: dict[int, tuple[str, ...]] = {}
     for sample in samples:
         last[sample.pid] = sample
+        states.setdefault(sample.pid, sample.state)
         if sample.cmdline:
             cmdlines[sample.pid] = sample.cmdline
         if sample.rss_bytes is not None:
@@ -239,6 +243,7 @@ def _processes(samples: Sequence[ProcessSample]) -> list[ProcessTrend]:
                     series[-1][0],
                     cmdlines.get(pid),
                     sample.shared_bytes,
+                    sample.state if sample.state == states[pid] else None,
                 )
             )
     return found

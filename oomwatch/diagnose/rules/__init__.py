@@ -9,6 +9,7 @@ from oomwatch.diagnose.rules import (
     lookalikes,
     peaks,
     pools,
+    processes,
     startup_allocations,
     startup_checks,
     trends,
@@ -17,6 +18,7 @@ from oomwatch.diagnose.rules.findings import Rule
 
 RULES: Final[tuple[Rule, ...]] = (
     *host.RULES,
+    *processes.RULES,
     *startup_checks.RULES,
     *startup_allocations.RULES,
     *peaks.RULES,
