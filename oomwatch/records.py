@@ -154,6 +154,8 @@ class LogLine:
     origin: str | None = None
     """The engine's source file and line, as printed: ``core.py:515``."""
     stream: str | None = None
+    container: str | None = None
+    """The service, pod or container that a compose or kubectl prefix names."""
     prefixed: bool = False
     """Whether the line carried an engine prefix; lines of a traceback often do not."""
 

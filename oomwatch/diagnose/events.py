@@ -12,10 +12,12 @@ exception line after them::
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from oomwatch.diagnose.client_text import access_status, is_client_text, without_echo
 from oomwatch.engines.common import OTHER_ENGINES
 from oomwatch.engines.common import PATTERNS as COMMON
 from oomwatch.engines.patterns import Pattern, PatternTable
@@ -36,11 +38,6 @@ _EXCEPTION_NAME: Final = re.compile(
     r"(?:Error|Exception|Timeout|Exit|Interrupt|OutOfResources|Warning|Failure|NoMemory)$"
 )
 _REPR: Final = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception))\(['\"]")
-_CLIENT_ORIGINS: Final = ("request_logger.py", "logger.py:")
-_CLIENT_TEXT: Final = re.compile(
-    r"^(?:Received request |Received response|Generated response |Added request .*prompt|Receive: obj=|Finish: obj="
-    r"|\[?\{?'?\"?(?:object|error)'?\"?: ?[\"'{]|Request: |request body|prompt:|generate\{)"
-)
 _PARAMS: Final = "params: SamplingParams("
 REQUEST: Final = Pattern(
     "vllm.request_params",
@@ -50,9 +47,11 @@ REQUEST: Final = Pattern(
     "params: SamplingParams(n=1, prompt_logprobs=5), lora_request: None.",
     "..0.20.0",
 )
-_ACCESS: Final = re.compile(
-    r'"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH) /\S* HTTP/[\d.]+" (\d{3})'
+_ANNOUNCES: Final = re.compile(
+    r"^(?:Process \S+:|Exception in |Exception ignored|Task exception was never retrieved|Unhandled exception"
+    r"|Unhandled error|Fatal |The above exception was|During handling of|future: <)"
 )
+"""What Python and servers print just before a traceback of their own."""
 _WORKER_EXCEPTION: Final = re.compile(
     r"^Exception in worker \S+ while processing method (?P<method>\w+)[:.] ?(?P<text>.*)"
 )
@@ -72,6 +71,8 @@ class LogEvent:
     line: LogLine
     order: int
     """Position in the whole input, for sorting over files."""
+    seen_at: float | None = None
+    """Time of the line, or of the last line before it in its file that has one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,6 +96,10 @@ class Failure:
     details: tuple[LogLine, ...] = ()
     code: str = ""
     """The last line of source that the traceback shows: all that is left where it was cut."""
+    announced: bool = True
+    """Whether a record of a program, or Python's own words, introduce it; quoted text has neither."""
+    seen_at: float | None = None
+    """As that of `LogEvent`."""
 
     def match(self, *ids: str) -> Mapping[str, Any] | None:
         """The fields of the first of these patterns that the message matched, or None."""
@@ -115,6 +120,8 @@ class _Open:
 
     header: LogLine
     order: int
+    announced: bool
+    seen_at: float | None = None
     frames: list[str] = dataclasses.field(default_factory=list)
     paths: list[str] = dataclasses.field(default_factory=list)
     code: str = ""
@@ -128,20 +135,32 @@ class _Message:
     parts: list[str]
     line: LogLine
     order: int
-    frames: tuple[str, ...]
-    paths: tuple[str, ...]
-    header: str
+    traceback: _Open
     details: list[LogLine] = dataclasses.field(default_factory=list)
 
 
 class Extractor:
     """Turns lines, fed in order, into events and failures."""
 
-    def __init__(self) -> None:
+    def __init__(self, orders: Iterator[int] | None = None) -> None:
+        """`orders` numbers the lines of all files and containers that are read together."""
+        self._orders = itertools.count(1) if orders is None else orders
         self._open: dict[str, _Open] = {}
         self._message: dict[str, _Message] = {}
         self._last: dict[str, str] = {}
+        self._before: dict[str, LogLine] = {}
+        self._times: dict[str, float] = {}
         self._order = 0
+        self._lines = 0
+
+    def _is_announced(self, header: LogLine) -> bool:
+        """Whether a program introduces the traceback that begins here."""
+        if header.prefixed or not header.text.startswith(_TRACEBACK):
+            return True
+        before = self._before.get(header.source)
+        if before is None:
+            return True
+        return before.level in _SEVERE or _ANNOUNCES.match(before.text) is not None
 
     def _key(self, line: LogLine) -> str:
         """Whose line this is. A bare line goes on with the record of the line before it.
@@ -161,7 +180,18 @@ class Extractor:
 
     def feed(self, line: LogLine) -> Iterator[LogEvent | Failure]:
         """The events that this line completes."""
-        self._order += 1
+        self._lines += 1
+        self._order = next(self._orders)
+        seen_at = self._times.get(line.source)
+        if line.at is not None:
+            seen_at = self._times[line.source] = line.at
+        for item in self._feed(line):
+            known = item.seen_at is not None or seen_at is None
+            yield item if known else dataclasses.replace(item, seen_at=seen_at)
+        if line.text and not line.text.isspace():
+            self._before[line.source] = line
+
+    def _feed(self, line: LogLine) -> Iterator[LogEvent | Failure]:
         key = self._key(line)
         text = line.text
         message = self._message.get(key)
@@ -194,9 +224,7 @@ class Extractor:
                     [exception[2]],
                     line,
                     self._order,
-                    tuple(opened.frames),
-                    tuple(opened.paths),
-                    opened.header.text,
+                    opened,
                 )
                 return
             if opened.frames and not _is_new_record(opened.header, line):
@@ -207,16 +235,20 @@ class Extractor:
                 del self._open[key]
                 if opened.frames:
                     yield _cut(opened)
-        elif (frame_line := _FRAME.match(text)) and (line.prefixed or self._order <= _CUT_AT_START):
+        elif (frame_line := _FRAME.match(text)) and (line.prefixed or self._lines <= _CUT_AT_START):
             # The header is missing: the log was cut in the middle of a traceback.
-            opened = self._open[key] = _Open(line, self._order)
+            opened = self._open[key] = _Open(
+                line, self._order, line.prefixed, self._times.get(line.source)
+            )
             _add_frame(opened, frame_line)
             return
         if _TRACEBACK in text and not text[:1].isspace():
             previous = self._open.pop(key, None)
             if previous is not None and previous.frames:
                 yield _cut(previous)
-            self._open[key] = _Open(line, self._order)
+            self._open[key] = _Open(
+                line, self._order, self._is_announced(line), self._times.get(line.source)
+            )
         yield from self._line(line)
 
     def close(self) -> Iterator[Failure]:
@@ -244,7 +276,7 @@ class Extractor:
             return False
         if line.prefixed and message.line.origin is None and line.text and _starts_record(line):
             return False
-        return _ACCESS.search(text) is None and not text.startswith("INFO:")
+        return access_status(text) is None and not text.startswith("INFO:")
 
     def _request(self, line: LogLine) -> Iterator[LogEvent]:
         """What the engine says of a request's own parameters, never what the client wrote."""
@@ -284,19 +316,6 @@ def extract(lines: Iterable[LogLine]) -> Iterator[LogEvent | Failure]:
     yield from extractor.close()
 
 
-def is_client_text(line: LogLine) -> bool:
-    """Whether a client's words may stand in this line: request loggers and refused requests."""
-    if line.origin is not None and line.origin.startswith(_CLIENT_ORIGINS):
-        return True
-    return _CLIENT_TEXT.match(line.text) is not None
-
-
-def access_status(text: str) -> int | None:
-    """The HTTP status of an access line, or None for any other line."""
-    match = _ACCESS.search(text)
-    return int(match[1]) if match else None
-
-
 def _add_frame(opened: _Open, frame: re.Match[str]) -> None:
     if len(opened.frames) < _MAX_FRAMES:
         path = frame[1]
@@ -318,16 +337,16 @@ def _starts_record(line: LogLine) -> bool:
 
 
 def _finish(message: _Message) -> Failure:
-    text = "\n".join(message.parts)[:_MAX_MESSAGE]
-    return _failure(
-        message.name,
-        text,
-        message.line,
-        message.order,
-        message.frames,
-        message.paths,
-        message.header,
-        tuple(message.details),
+    opened = message.traceback
+    failure = _failure(message.name, "\n".join(message.parts), message.line, message.order)
+    return dataclasses.replace(
+        failure,
+        frames=tuple(opened.frames),
+        paths=tuple(opened.paths),
+        header=opened.header.text,
+        details=tuple(message.details),
+        announced=opened.announced or message.line.prefixed,
+        seen_at=opened.seen_at,
     )
 
 
@@ -341,34 +360,29 @@ def _cut(opened: _Open) -> Failure:
         opened.order,
         header=opened.header.text,
         code=opened.code,
+        announced=opened.announced,
+        seen_at=opened.seen_at,
     )
 
 
 def _standalone(
     line: LogLine, order: int, name: str, text: str, frame: str | None = None
 ) -> Failure:
-    return _failure(name, text[:_MAX_MESSAGE], line, order, (frame,) if frame else (), (), "", ())
+    failure = _failure(name, text, line, order)
+    return dataclasses.replace(failure, frames=(frame,) if frame else (), announced=line.prefixed)
 
 
-def _failure(  # noqa: PLR0917 - the fields of a failure, once
-    name: str,
-    text: str,
-    line: LogLine,
-    order: int,
-    frames: tuple[str, ...],
-    paths: tuple[str, ...],
-    header: str,
-    details: tuple[LogLine, ...],
-) -> Failure:
-    whole = f"{name}: {text}" if name else text
+def _failure(name: str, message: str, line: LogLine, order: int) -> Failure:
+    """The failure of one exception line, with what its message matches, less what it echoes."""
+    text = message[:_MAX_MESSAGE]
+    own = without_echo(name, text)
+    whole = f"{name}: {own}" if name else own
     matches = tuple(TABLE.match_exception(whole))
     matches += tuple(
         (pattern, fields)
-        for part in text.split("\n")
+        for part in own.split("\n")
         for pattern, fields in TABLE.match_exception(part)
         if pattern.regex.startswith("^") and all(pattern is not seen for seen, _ in matches)
     )
     relayed = any(pattern.id == "vllm.worker_failed_with" for pattern, _ in matches)
-    return Failure(
-        name, text, frames, paths, line, order, matches, parse_oom(whole), header, relayed, details
-    )
+    return Failure(name, text, (), (), line, order, matches, oom=parse_oom(whole), relayed=relayed)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from oomwatch.diagnose.events import Extractor, Failure, LogEvent
+from oomwatch.diagnose.form import Form
 from oomwatch.records import LogLine
 
 STAGES: Final = (
@@ -34,6 +35,7 @@ _STAGE_OF: Final[Mapping[str, str]] = {
     "vllm.weights_v0": "loaded",
     "vllm.weights_v1": "loaded",
     "vllm.encoder_cache": "profile",
+    "vllm.mm_profile_begin": "profile",
     "vllm.compile_begin": "profile",
     "vllm.kv_available": "kv",
     "vllm.blocks": "kv",
@@ -54,6 +56,8 @@ _STAGE_OF: Final[Mapping[str, str]] = {
     "uvicorn.served": "serving",
     "tgi.connected": "ready",
     "tgi.served": "serving",
+    "llama.loading": "load",
+    "llama.context": "kv",
     "llama.ready": "ready",
 }
 _BANNERS: Final = frozenset(
@@ -68,7 +72,7 @@ _ENGINE_OF: Final = (
 )
 _FIELD: Final = re.compile(r"(\w+)=('[^']*'|\"[^\"]*\"|\{[^{}]*\}|[^,\s]+)")
 _OFFLINE_BAR: Final = re.compile(r"^Processed prompts:\s+(\d+)%")
-_HEADINGS: Final = ("# ", "## ", "### ", "#### ", "<h1", "<h2", "<p>", "<!DOCTYPE")
+_FATAL: Final = frozenset({"oom", "check", "failure", "messenger", "lifecycle"})
 _MAX_STATS: Final = 20_000
 _MAX_EVENTS: Final = 4_000
 
@@ -105,6 +109,8 @@ class Run:
     """Fields of the engine's configuration banner."""
     stage: str = "init"
     served: bool = False
+    last_alive: int = 0
+    """Order of the last line that shows requests being answered, or a stage of the start reached."""
     numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Figures the start measured; the last rank to print wins, see `by_rank`."""
     by_rank: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
@@ -112,6 +118,7 @@ class Run:
     loads: list[Load] = dataclasses.field(default_factory=list)
     events: list[LogEvent] = dataclasses.field(default_factory=list)
     failures: list[Failure] = dataclasses.field(default_factory=list)
+    container: str | None = None
     first: LogLine | None = None
     last: LogLine | None = None
     ended: LogEvent | None = None
@@ -120,7 +127,7 @@ class Run:
     pids: set[int] = dataclasses.field(default_factory=set)
     devices: dict[str, str] = dataclasses.field(default_factory=dict)
     prefixed_lines: int = 0
-    """Lines that carry an engine's own prefix, outside Markdown fences."""
+    """Lines that carry an engine's own prefix, outside quotations."""
     is_document: bool = False
     """Whether this is prose that quotes logs (a README, an issue), so that nothing in it happened."""
 
@@ -146,6 +153,29 @@ class Run:
         if stage in ("ready", "serving"):
             self.served = self.served or stage == "serving"
 
+    def drop_outlived(self) -> None:
+        """Forget bare lines that speak of a death which the server outlived.
+
+        A prompt that something printed as it is looks like this; an engine that fails does not go
+        on answering. What a program's record introduces is kept.
+        """
+        if not self.served or not self.prefixed_lines:
+            return
+        self.failures = [
+            failure
+            for failure in self.failures
+            if failure.announced or failure.line.prefixed or failure.order > self.last_alive
+        ]
+        self.events = [
+            event
+            for event in self.events
+            if event.pattern.kind not in _FATAL
+            or event.line.prefixed
+            or event.order > self.last_alive
+        ]
+        if self.ended is not None and self.ended not in self.events:
+            self.ended = next((e for e in self.events if e.pattern.kind == "lifecycle"), None)
+
     @property
     def is_empty(self) -> bool:
         """Whether the run holds nothing that an engine said."""
@@ -155,26 +185,24 @@ class Run:
 class RunBuilder:
     """Collects the runs of one log, fed line by line."""
 
-    def __init__(self) -> None:
+    def __init__(self, orders: Iterator[int] | None = None) -> None:
         self.runs: list[Run] = [Run()]
-        self._extractor = Extractor()
+        self._extractor = Extractor(orders)
         self._banner_pid: tuple[str | None, int | None] | None = None
-        self._fenced = False
-        self._fences = 0
-        self._headings = 0
-        self._wrapped = 0
-        self._prefixed = 0
+        self._form = Form()
 
     def feed(self, line: LogLine) -> None:
         """Take the next line."""
         run = self.runs[-1]
         run.lines += 1
-        self._look_at_form(line)
+        self._form.look_at(line)
+        if line.prefixed and not self._form.quoted:
+            run.prefixed_lines += 1
         for item in self._extractor.feed(line):
             self._take(item)
         run = self.runs[-1]
         if run.first is None:
-            run.first = line
+            run.first, run.container = line, line.container
         run.last = line
         if line.pid is not None and line.prefixed and len(run.pids) < 4096:
             run.pids.add(line.pid)
@@ -182,34 +210,15 @@ class RunBuilder:
         if bar is not None and int(bar[1]) > 0:
             run._advance("serving")  # noqa: SLF001 - the builder fills the run
 
-    def _look_at_form(self, line: LogLine) -> None:
-        text = line.text
-        if line.prefixed and not self._fenced:
-            self._prefixed += 1
-            self.runs[-1].prefixed_lines += 1
-        if line.stream is not None or (line.at is not None and not line.prefixed):
-            self._wrapped += 1
-        if not line.prefixed:
-            stripped = text.lstrip()
-            if stripped.startswith(("```", "~~~")):
-                self._fenced = not self._fenced
-                self._fences += 1
-            elif text.startswith(_HEADINGS):
-                self._headings += 1
-
-    @property
-    def _is_document(self) -> bool:
-        """Prose with quotes: Markdown fences or headings, and no line a program wrote outside them."""
-        if self._prefixed > 0 or self._wrapped > 0:
-            return False
-        return self._fences >= 2 or self._headings >= 2
-
     def close(self) -> list[Run]:
         """Every run that said something, oldest first."""
         for item in self._extractor.close():
             self._take(item)
+        if self._form.is_document:
+            # Nothing that a document quotes has happened.
+            return [Run(is_document=True, lines=sum(run.lines for run in self.runs))]
         for run in self.runs:
-            run.is_document = self._is_document
+            run.drop_outlived()
         return [run for run in self.runs if not run.is_empty] or self.runs[-1:]
 
     def _take(self, item: LogEvent | Failure) -> None:
@@ -281,11 +290,13 @@ def _absorb(run: Run, event: LogEvent) -> None:
                 run.engine = engine
             break
     if pattern.kind == "stats":
-        _add_load(run, event)
+        if _add_load(run, event):
+            run.last_alive = event.order
         return
     stage = _STAGE_OF.get(pattern.id)
     if stage is not None:
         run._advance(stage)  # noqa: SLF001
+        run.last_alive = event.order
     if pattern.kind == "lifecycle" and run.ended is None:
         run.ended = event
     if pattern.id == "uvicorn.served":
@@ -339,7 +350,8 @@ def _add_numbers(run: Run, event: LogEvent) -> None:
             run.devices[name] = event.fields[name]
 
 
-def _add_load(run: Run, event: LogEvent) -> None:
+def _add_load(run: Run, event: LogEvent) -> bool:
+    """Note a load line; whether tokens were being made at that moment."""
     fields = dict(event.fields)
     if "fields" in fields:
         load = _sglang_load(event.line, fields["fields"])
@@ -356,7 +368,7 @@ def _add_load(run: Run, event: LogEvent) -> None:
             preemptions=fields.get("preemption_count"),
         )
     if load.kv_usage_ratio is None and load.running is None:
-        return
+        return False
     if (load.running or 0) > 0 or (load.generation_rate or 0) > 0 or (load.waiting or 0) > 0:
         run._advance("serving")  # noqa: SLF001
     else:
@@ -366,6 +378,7 @@ def _add_load(run: Run, event: LogEvent) -> None:
         half = len(run.loads) // 2
         run.loads[:half] = run.loads[:half:2]
     run.loads.append(load)
+    return (load.generation_rate or 0) > 0
 
 
 def _sglang_load(line: LogLine, text: str) -> Load:

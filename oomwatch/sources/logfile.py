@@ -223,6 +223,7 @@ def _line(name: str, number: int, text: str, header: Header, envelope: Envelope)
         rank=header.rank,
         origin=header.origin or envelope.origin,
         stream=envelope.stream,
+        container=envelope.container,
         prefixed=header.prefixed or envelope.prefixed,
     )
 

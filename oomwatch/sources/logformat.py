@@ -74,7 +74,7 @@ _SUPERVISOR: Final = re.compile(
     r"(?:\d\d:\d\d:\d\d(?:[.,]\d{1,9})? )?\[(Debug|Info|Warning|Error|Critical)\] "
 )
 _COMPOSE: Final = re.compile(r"([A-Za-z0-9][\w.@-]{0,120}) {1,60}\| ?")
-_KUBECTL: Final = re.compile(r"\[pod/[\w./-]{1,250}\] ?")
+_KUBECTL: Final = re.compile(r"\[(pod/[\w./-]{1,250})\] ?")
 # Two bare words are no wrapper; what an engine begins a record with must follow them once.
 _STERN: Final = re.compile(
     r"([a-z0-9][a-z0-9.-]{2,250} [a-z0-9][a-z0-9-]{1,62} )"
@@ -106,6 +106,7 @@ class Envelope:
     process: str | None = None
     pid: int | None = None
     origin: str | None = None
+    container: str | None = None
     prefixed: bool = False
     piece: Literal["part", "last"] | None = None
     """Whether the layer just peeled may hold a piece of a cut line only."""
@@ -248,6 +249,7 @@ class Unwrapper:
     def _peel_bracket(self, text: str, envelope: Envelope) -> str:
         match = _KUBECTL.match(text)
         if match is not None:
+            envelope.container = match.group(1)
             return text[match.end() :]
         match = _SHORT_MONOTONIC.match(text)
         if match is not None:
@@ -260,6 +262,7 @@ class Unwrapper:
         if "|" in text[:190]:
             match = _COMPOSE.match(text)
             if match is not None and match.group(1) not in _LEVEL_NAMES:
+                envelope.container = match.group(1)
                 return text[match.end() :]
         match = _EXPLORER.match(text)
         if match is not None:
@@ -267,6 +270,7 @@ class Unwrapper:
             return text[match.end() :]
         pod = self._stern_prefix(text)
         if pod:
+            envelope.container = pod.strip()
             return text[len(pod) :]
         match = _SHORT.match(text)
         if match is not None:

@@ -1,0 +1,126 @@
+"""From logs to runs: several files, several containers in one file, several ranks of one engine.
+
+Each container of a compose or kubectl log is read by itself, so that the words of a database beside
+the server are not the server's. What was written side by side becomes one run, in order of time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import defaultdict
+from typing import Final
+
+from oomwatch.diagnose.events import Failure, LogEvent
+from oomwatch.diagnose.inputs import Inputs, LogInput
+from oomwatch.diagnose.runs import STAGES, Run, RunBuilder
+
+_BANNERS: Final = ("vllm.api_banner", "vllm.logo_version", "sglang.server_args")
+_MAX_CONTAINERS: Final = 64
+
+
+def read_runs(inputs: Inputs) -> dict[str | None, list[Run]]:
+    """Runs by engine id, oldest first; logs of one engine written side by side become one run."""
+    by_engine: dict[str | None, list[list[Run]]] = defaultdict(list)
+    orders = itertools.count(1)
+    files = 0
+    for log in inputs.logs:
+        files += 1
+        by_engine[log.engine_id] += _read(log, orders)
+    if files > 1:
+        _order_by_time([run for logs in by_engine.values() for runs in logs for run in runs])
+    return {engine: _merge_logs(logs) for engine, logs in by_engine.items()}
+
+
+def _read(log: LogInput, orders: itertools.count[int]) -> list[list[Run]]:
+    builders: dict[str | None, RunBuilder] = {}
+    for line in log.lines:
+        name = line.container if len(builders) < _MAX_CONTAINERS else None
+        builder = builders.get(name)
+        if builder is None:
+            builder = builders[name] = RunBuilder(orders)
+        builder.feed(line)
+    found = [builder.close() for builder in builders.values()] or [RunBuilder(orders).close()]
+    engines = [runs for runs in found if any(_by_engine(run) for run in runs)]
+    return engines or found
+
+
+def _by_engine(run: Run) -> bool:
+    return run.engine is not None or run.prefixed_lines > 0
+
+
+def _order_by_time(runs: list[Run]) -> None:
+    """Number what several files say in order of time; a file without any time comes last."""
+    items: list[Failure | LogEvent] = []
+    for run in runs:
+        items += [*run.events, *run.failures]
+    timed = [(item.line.source, item.seen_at) for item in items if item.seen_at is not None]
+    first: dict[str, float] = {}
+    for source, at in timed:
+        first[source] = min(at, first.get(source, at))
+    last = max((at for _, at in timed), default=0.0)
+
+    def key(item: Failure | LogEvent) -> tuple[float, int]:
+        at = item.seen_at
+        return (first.get(item.line.source, last) if at is None else at, item.order)
+
+    place = {order: n for n, (_, order) in enumerate(sorted({key(item) for item in items}), 1)}
+    for run in runs:
+        run.events = [dataclasses.replace(e, order=place[e.order]) for e in run.events]
+        run.failures = [dataclasses.replace(f, order=place[f.order]) for f in run.failures]
+        if run.ended is not None:
+            order = place.get(run.ended.order, run.ended.order)
+            run.ended = dataclasses.replace(run.ended, order=order)
+
+
+def _merge_logs(logs: list[list[Run]]) -> list[Run]:
+    if len(logs) == 1:
+        return logs[0]
+    merged: list[Run] = []
+    for runs in logs:
+        for run in runs:
+            partner = next((m for m in reversed(merged) if _side_by_side(m, run)), None)
+            if partner is None:
+                merged.append(run)
+            else:
+                _merge(partner, run)
+    return sorted(merged, key=lambda run: (run.first.at or 0.0) if run.first else 0.0)
+
+
+def _side_by_side(a: Run, b: Run) -> bool:
+    """Whether two runs are two outputs of one start: shared processes, or one that names no engine."""
+    if a.container != b.container and a.find(*_BANNERS) and b.find(*_BANNERS):
+        return False  # every container has a process 1
+    if a.pids & b.pids:
+        return True
+    return a.find(*_BANNERS) is None or b.find(*_BANNERS) is None
+
+
+def _merge(into: Run, other: Run) -> None:
+    for name in (
+        "engine",
+        "version",
+        "generation",
+        "model",
+        "architecture",
+        "printed",
+        "ended",
+        "first",
+    ):
+        if getattr(into, name) is None:
+            setattr(into, name, getattr(other, name))
+    into.config = {**other.config, **into.config}
+    into.numbers = {**other.numbers, **into.numbers}
+    into.events = sorted(into.events + other.events, key=lambda event: event.order)
+    into.failures = sorted(into.failures + other.failures, key=lambda failure: failure.order)
+    into.loads += other.loads
+    into.pids |= other.pids
+    into.lines += other.lines
+    into.prefixed_lines += other.prefixed_lines
+    into.served = into.served or other.served
+    into.last_alive = max(into.last_alive, other.last_alive)
+    into.is_document = into.is_document and other.is_document
+    if STAGES.index(other.stage) > STAGES.index(into.stage):
+        into.stage = other.stage
+    for name, ranks in other.by_rank.items():
+        into.by_rank.setdefault(name, {}).update(ranks)
