@@ -15,11 +15,13 @@ Stage = Literal[
     "nccl",
     "draft",
     "load",
+    "slots",
     "quantize",
     "repack",
     "profile",
     "compile",
     "kv",
+    "pinned",
     "capture",
     "sampler",
     "serving",
@@ -48,31 +50,43 @@ _STAGES: Final[tuple[tuple[Stage, re.Pattern[str]], ...]] = tuple(
         ),
         ("sampler", r":(?:_dummy_sampler_run|_dummy_pooler_run)\b"),
         (
+            "pinned",
+            r"(?::(?:allocate_cpu_cache|_?pin_memory|_allocate_pinned\w*)\b|memory_pool_host\.py:)",
+        ),
+        (
             "capture",
             r"(?::(?:capture_model|_capture_cudagraphs|capture_graph\w*|init_cuda_graphs|init_device_graphs|capture_one_batch_size)\b|cuda_graph_runner\.py:(?:__init__|capture)\b|method:capture)",
         ),
         (
             "profile",
-            r":(?:profile_run|determine_available_memory|determine_num_available_blocks|profile_num_available_blocks|profile_cudagraph_memory)\b",
+            r":(?:profile_run|determine_available_memory|determine_num_available_blocks|profile_num_available_blocks|profile_cudagraph_memory|warmup)\b",
         ),
+        ("compile", r":(?:kernel_warmup|flashinfer_autotune|deep_?gemm_warmup)\b"),
         (
             "kv",
-            r":(?:initialize_kv_cache\w*|_?allocate_kv_cache\w*|init_memory_pool|_init_cache_engine|_create_buffers?|initialize_cache)\b",
+            r":(?:initialize_kv_cache\w*|_?allocate_kv_cache\w*|allocate_gpu_cache|init_memory_pools?|_init_cache_engine|_create_buffers?|initialize_cache|_?create_model_instance)\b",
+        ),
+        (
+            "slots",
+            r":(?:load_lora_model|create_lora_manager|create_lora_weights|_create_lora_modules|init_lora_manager|init_lora_modules)\b",
         ),
         ("repack", r":(?:process_weights_after_loading|repack\w*|marlin_\w+|_?swizzle\w*)\b"),
         (
             "load",
-            r":(?:load_model|load_weights|get_model|_?initialize_model|create_weights|initialize|get_all_weights)\b",
+            r":(?:load_model|load_weights|get_model|_?initialize_model|create_weights|initialize|get_all_weights|from_pretrained|_load_pretrained_model)\b",
         ),
+        ("init", r":init_device\b"),
         (
             "serving",
             r":(?:run_busy_loop|run_engine_loop|engine_step|_process_engine_step|worker_busy_loop|event_loop_\w+|_run_workers_async|generate|_engine_step_impl|step_async|Prefill|Decode|generate_token|engine_step|chat_completion_stream_generator|run_engine_loop_until_complete|_execute_worker_rpc)\b",
         ),
     )
 )
+_FIRST_TOUCH: Final = re.compile(r":(?:set_device|_lazy_init|mem_get_info)$")
+"""Calls that need next to no memory themselves."""
 _QUANTIZE_IN_LOAD: Final = re.compile(r":(?:patched_weight_loader|load_weights)\b")
 _CONVERSION: Final = re.compile(
-    r":(?:process_weights_after_loading|scaled_fp8_quant|quantize\w*|\w*_quant\w*|patched_weight_loader)\b"
+    r":(?:process_weights_after_loading|scaled_fp8_quant|quantize\w*|\w*_quant\w*|_unquantized_generator|patched_weight_loader)\b"
 )
 _DRAFT: Final = re.compile(
     r"(?:eagle_worker|draft_worker|mtp_worker|spec_decode|eagle|medusa|draft)\w*\.py:(?:__init__|load_model|init_\w+)\b",
@@ -137,6 +151,8 @@ def find_stage(frames: Sequence[str], paths: Iterable[str] = ()) -> Stage | None
     text = "\n".join(frames)
     if not text:
         return None
+    if _FIRST_TOUCH.search(frames[-1]):
+        return "init"
     path_text = "\n".join(paths)
     stage = next((stage for stage, pattern in _STAGES if pattern.search(text)), None)
     if stage == "repack" and _QUANTIZE_IN_LOAD.search(text) and _CONVERSION.search(text):

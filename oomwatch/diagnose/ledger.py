@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.facts import Facts
-from oomwatch.diagnose.rules.startup_allocations import gpu_failure
+from oomwatch.diagnose.rules.placing import gpu_failure
 from oomwatch.records import Finding, GpuLedger, GpuSample, MemoryPart
 
 

@@ -234,6 +234,15 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         where="exception",
     ),
     Pattern(
+        "host.ray_monitor",
+        "oom",
+        "node running low on memory",
+        r"due to the node running low on memory",
+        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+        "ray 2.2..",
+        where="exception",
+    ),
+    Pattern(
         "host.bad_alloc",
         "oom",
         "bad_alloc",
@@ -250,6 +259,42 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":838, please report a bug to PyTorch.',
         "torch 2.0..",
         where="exception",
+    ),
+    # ------------------------------------------------------------------ which device
+    Pattern(
+        "device.unified",
+        "hint",
+        "NVIDIA ",
+        r"\bNVIDIA (?:GB10\b|Jetson\b|Tegra\b|Orin\b|(?:AGX )?Thor\b)",
+        "Found GPU0 NVIDIA GB10 which is of cuda capability 12.1.",
+        "..",
+        where="any",
+    ),
+    Pattern(
+        "device.nvmap",
+        "hint",
+        "NvMapMem",
+        r"^NvMapMem\w+: .{0,40}error",
+        "NvMapMemAllocInternalTagged: 1075072515 error 12",
+        "Jetson",
+        where="any",
+    ),
+    Pattern(
+        "mig.device",
+        "hint",
+        "MIG",
+        r"\bMIG (?:\d+c\.)?\d+g\.\d+gb|\bMIG-(?:GPU-)?[0-9a-f]{8}-",
+        "Using device NVIDIA A100-SXM4-80GB MIG 2g.20gb",
+        "..",
+        where="any",
+    ),
+    Pattern(
+        "cuda.device_mix",
+        "hint",
+        "Detected different devices",
+        r"^Detected different devices in the system:\s+(?P<devices>.{3,600}?)\. Please make sure to set",
+        "Detected different devices in the system: NVIDIA RTX A6000, NVIDIA GeForce RTX 3060. Please make sure to set `CUDA_DEVICE_ORDER=PCI_BUS_ID` to avoid unexpected behavior.",
+        "vllm 0.6.5..",
     ),
     # ------------------------------------------------------------------ NCCL
     Pattern(

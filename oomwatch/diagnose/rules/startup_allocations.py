@@ -6,48 +6,48 @@ and else by the last line the start printed (taxonomy of start-up failures, step
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.facts import Facts, cite, cite_arguments, cite_failure
 from oomwatch.diagnose.frames import Part, Stage, find_part, find_stage, telling_frame
+from oomwatch.diagnose.rules.conversion import converts_to_fit
+from oomwatch.diagnose.rules.device_limits import (
+    intended_card,
+    is_slice,
+    refused_with_room,
+    shares_host_memory,
+)
 from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, STAGE, Rule, found
+from oomwatch.diagnose.rules.placing import gpu_failure, stage_of
 from oomwatch.diagnose.rules.startup_checks import oom_values
+from oomwatch.diagnose.rules.tenants import foreign_bytes, hidden_bytes
 from oomwatch.records import Finding
-from oomwatch.units import GIB, MIB, format_bytes
+from oomwatch.units import GIB, format_bytes
 
 
 class Say(Protocol):
     """States a finding on the failure at hand."""
 
     def __call__(
-        self, cause: str, confidence: float, sentence: str, strength: int = STAGE, **more: object
+        self,
+        cause: str,
+        confidence: float,
+        sentence: str,
+        strength: int = STAGE,
+        flags: Sequence[str] = (),
+        **more: object,
     ) -> Finding:
         """Build the finding."""
 
 
-GPU_OOM: Final = (
-    "torch.oom",
-    "cuda.oom_raw",
-    "cuda.oom_code",
-    "torch.allocator_warning",
-    "torch.stable_abi",
-    "tvm.oom",
-    "torch.cumem",
-    "torch.memory_saver",
+_DRAFT_FLAGS: Final = (
+    "--speculative-algorithm",
+    "--speculative-config",
+    "--speculative-draft-model-path",
+    "--speculative-model",
 )
-"""Patterns of a GPU allocation that was refused."""
-_SIBLING: Final = 1 * GIB
-"""Contexts of sibling ranks take 250 to 500 MiB each and are no tenants (taxonomy)."""
-_LAST_STAGE: Final[dict[str, Stage]] = {
-    "init": "load",
-    "load": "load",
-    "loaded": "profile",
-    "profile": "profile",
-    "kv": "kv",
-    "capture": "capture",
-    "captured": "sampler",
-}
 _NAMED: Final = (
     "vllm.sampler_oom",
     "vllm.no_blocks",
@@ -59,49 +59,6 @@ _NAMED: Final = (
 )
 
 
-def gpu_failure(facts: Facts) -> Failure | None:
-    """The first refused GPU allocation, told by the failing process rather than by a relay."""
-    hits = [f for f in facts.failures if f.match(*GPU_OOM) is not None]
-    own = [f for f in hits if not f.relayed]
-    return min(own or hits, key=lambda f: f.order, default=None)
-
-
-def stage_of(facts: Facts, failure: Failure) -> Stage:
-    """The stage a failure happened in: frames of it or of its relays, else the last stage reached."""
-    stage = find_stage(failure.frames, failure.paths)
-    named = any(not frame.startswith("method:") for frame in failure.frames)
-    if stage not in (None, "serving") and named:
-        return stage
-    # A relay or a sibling whose own frames end in the busy loop says nothing new; one in start-up
-    # code does.
-    for other in facts.failures:
-        if other is failure or (other.oom is None and not other.relayed):
-            continue
-        told = find_stage(other.frames, other.paths)
-        if told not in (None, "serving") and any(not f.startswith("method:") for f in other.frames):
-            return told
-    if stage not in (None, "serving"):
-        return stage
-    if stage == "serving" or facts.served or (facts.ready and not facts.run_failed_to_start):
-        return "serving"
-    return _LAST_STAGE.get(facts.run.stage if facts.run else "init", "load")
-
-
-def foreign_bytes(facts: Facts, failure: Failure) -> tuple[int, tuple[int, ...]]:
-    """Memory and pids of the listed processes that are no part of this engine."""
-    oom = failure.oom
-    if oom is None:
-        return 0, ()
-    own_tree = facts.tree_pids | (facts.run.pids if facts.run else set())
-    ranks = int(facts.number("--tensor-parallel-size", "--tp-size") or 1)
-    others = [
-        (pid, size)
-        for pid, size in oom.others
-        if pid not in own_tree and (size >= _SIBLING or (ranks == 1 and size >= 64 * MIB))
-    ]
-    return sum(size for _, size in others), tuple(pid for pid, _ in others)
-
-
 def startup_allocation(facts: Facts) -> Finding | None:
     """GPU memory ran out while the engine started."""
     failure = gpu_failure(facts)
@@ -111,135 +68,179 @@ def startup_allocation(facts: Facts) -> Finding | None:
     if stage in ("serving", "wake"):
         return None
     values = {**oom_values(failure), "stage": stage, "frame": telling_frame(failure.frames)}
-    evidence = list(cite_failure(failure))
-    unified = facts.unified
     oom = failure.oom
     amount = (
         f"{format_bytes(oom.tried_bytes)} asked, {format_bytes(oom.free_bytes)} of {format_bytes(oom.total_bytes)} free"
         if oom
         else "no sizes given"
     )
-    order = failure.order
 
     def say(
-        cause: str, confidence: float, sentence: str, strength: int = STAGE, **more: object
+        cause: str,
+        confidence: float,
+        sentence: str,
+        strength: int = STAGE,
+        flags: Sequence[str] = (),
+        **more: object,
     ) -> Finding:
         return found(
             facts,
             cause,
             confidence,
-            sentence,
-            evidence,
+            f"{sentence} ({amount}).",
+            [*cite_failure(failure), *cite_arguments(facts.engine, flags)],
             strength=strength,
             values={**values, **more},
-            order=order,
+            order=failure.order,
         )
 
-    if failure.match("torch.mig_assert") or _is_slice(facts, failure):
+    return (
+        _by_device(facts, failure, stage, say)
+        or _by_tenant(facts, failure, stage, say)
+        or _by_stage(facts, failure, stage, say)
+    )
+
+
+def _by_device(facts: Facts, failure: Failure, stage: Stage, say: Say) -> Finding | None:
+    """A property of the device explains the refusal."""
+    oom = failure.oom
+    total = oom.total_bytes if oom else None
+    unified = shares_host_memory(facts, total)
+    if failure.match("torch.mig_assert") and unified:
+        return say(
+            "unified_memory",
+            0.8,
+            "GPU and host share one memory on this board, and together they ran out at start; PyTorch's allocator could"
+            " not even list who holds it",
+        )
+    if failure.match("torch.mig_assert") or is_slice(facts, failure):
         return say(
             "mig_slice",
-            0.8,
-            f"The card is a MIG slice, and the model does not fit the slice ({amount}).",
+            0.8 if is_slice(facts, failure) else 0.65,
+            "The card is a MIG slice, and what the engine needs does not fit the slice",
         )
-    if (
-        oom
-        and oom.tried_bytes
-        and oom.free_bytes
-        and oom.free_bytes > oom.tried_bytes + 512 * MIB
-        and stage != "capture"
-    ):
+    if refused_with_room(failure) and stage != "capture" and oom is not None:
         if unified:
             return say(
                 "unified_memory",
                 0.75,
-                f"The allocation was refused although the driver counts enough free memory ({amount}): GPU and host share one memory here.",
+                "The allocation was refused although the driver counts enough free memory: GPU and host share one memory here",
                 ARITHMETIC,
             )
         if facts.is_wsl or (oom.own_bytes or 0) > 2**50:
             return say(
                 "wsl_alloc_limit",
                 0.8,
-                f"The allocation was refused although enough memory is free ({amount}): the virtualised Windows driver limits what one process may take.",
+                "The allocation was refused although enough memory is free: the virtualised Windows driver limits what one"
+                " process may take",
                 ARITHMETIC,
             )
-        if oom.free_bytes > 4 * oom.tried_bytes and oom.free_bytes > 4 * GIB:
+        if (oom.free_bytes or 0) > max(4 * (oom.tried_bytes or 0), 4 * GIB):
             return say(
                 "wsl_alloc_limit",
                 0.5,
-                f"The allocation was refused although far more memory is free ({amount}): a limit of the driver or the virtual machine, not of the card.",
+                "The allocation was refused although far more memory is free: a limit of the driver or the virtual machine,"
+                " not of the card",
                 ARITHMETIC,
             )
-    foreign, pids = foreign_bytes(facts, failure)
-    if (
-        foreign
-        and oom
-        and oom.total_bytes
-        and foreign > max(0.15 * oom.total_bytes, oom.tried_bytes or 0)
-    ):
-        return say(
-            "gpu_busy_other_process",
-            0.85,
-            f"Other processes hold {format_bytes(foreign)} of the card while this engine loads ({amount}).",
-            ARITHMETIC,
-            other_process_bytes=foreign,
-            other_pids=list(pids),
-        )
-    if unified and not (
-        oom and oom.total_bytes and oom.own_bytes and oom.own_bytes > 0.9 * oom.total_bytes
-    ):
+    if unified and not (oom and total and oom.own_bytes and oom.own_bytes > 0.9 * total):
         return say(
             "unified_memory",
             0.75,
-            f"GPU and host share one memory on this board, and together they ran out at start ({amount}).",
+            "GPU and host share one memory on this board, and together they ran out at start",
         )
+    return None
+
+
+def _by_tenant(facts: Facts, failure: Failure, stage: Stage, say: Say) -> Finding | None:
+    """Somebody else's memory on the card explains the refusal."""
+    oom = failure.oom
+    foreign, pids = foreign_bytes(facts, failure)
+    hidden = hidden_bytes(failure)
+    if (
+        oom
+        and oom.total_bytes
+        and foreign + hidden > max(0.15 * oom.total_bytes, oom.tried_bytes or 0)
+    ):
+        return say(
+            "gpu_busy_other_process",
+            0.85 if foreign else 0.78,
+            f"Other processes hold {format_bytes(foreign + hidden)} of the card while this engine starts",
+            ARITHMETIC,
+            other_process_bytes=foreign + hidden,
+            other_pids=list(pids),
+        )
+    if stage == "init":
+        return say(
+            "gpu_busy_other_process",
+            0.7,
+            "The card had no room even for this process's context, before anything was loaded: something else holds it",
+        )
+    return None
+
+
+def _by_stage(facts: Facts, failure: Failure, stage: Stage, say: Say) -> Finding:
+    """The engine itself needs more than there is, at this stage."""
     part = find_part(failure.frames, failure.paths)
     if stage == "nccl":
         return say(
             "nccl_init",
             0.85,
-            "NCCL could not get GPU memory for its communicators: the cards are nearly full before the model loads.",
+            "NCCL could not get GPU memory for its communicators: the cards are nearly full before the model loads",
             NAMED_CHECK,
         )
-    if stage == "draft" or (stage in ("load", "init") and _second_load(facts)):
-        evidence += cite_arguments(
-            facts.engine,
-            ("--speculative-algorithm", "--speculative-config", "--speculative-draft-model-path"),
-        )
+    if stage == "draft":
         return say(
             "spec_draft",
             0.8,
-            f"The draft model did not fit beside the target and its KV pool ({amount}).",
+            "The draft model did not fit beside the target",
+            flags=_DRAFT_FLAGS,
         )
-    if stage == "quantize":
+    if stage == "pinned" or _is_pinned_pool(failure, stage):
+        return say(
+            "host_pinned_swap",
+            0.75,
+            "Host memory for the swap space or the host's part of the cache could not be pinned; CUDA calls that out of"
+            " memory, the GPU is not the problem",
+            flags=("--swap-space", "--hicache-ratio", "--hicache-size", "--kv-offloading-size"),
+        )
+    if stage in ("quantize", "load") and (stage == "quantize" or converts_to_fit(facts, failure)):
         return say(
             "quant_load_peak",
-            0.78,
-            f"Converting the weights while they load needs more than the card has ({amount}); the converted model would be smaller.",
+            0.78 if stage == "quantize" else 0.66,
+            "Converting the weights while they load needs more than the card has; the converted model would be smaller",
+            flags=("--quantization", "--load-format"),
         )
     if stage == "repack":
         return say(
             "quant_repack",
             0.85,
-            f"All weights were loaded; repacking them for the kernels needed one more copy than fits ({amount}).",
+            "All weights were loaded; repacking them for the kernels needed one more copy than fits",
         )
-    if stage in ("load", "init"):
-        if facts.lora and part == "lora":
+    if stage == "slots" or (stage == "load" and facts.lora and part == "lora"):
+        return say(
+            "lora_slots",
+            0.8,
+            "The adapter slots that are reserved at load do not fit beside the weights",
+            flags=("--max-loras", "--max-lora-rank", "--lora-extra-vocab-size"),
+        )
+    if stage == "load":
+        wrong = intended_card(facts, failure)
+        if wrong is not None:
             return say(
-                "lora_slots",
-                0.8,
-                f"The adapter slots that are reserved at load do not fit beside the weights ({amount}).",
+                "wrong_device",
+                0.72,
+                f"The model was loaded on another card than the one that was chosen: {wrong}",
+                ARITHMETIC,
+                flags=(),
             )
         return say(
             "weights_dont_fit",
             0.88,
-            f"The model's weights do not fit the card: memory ran out while they were loaded ({amount}).",
+            "The model's weights do not fit the card: memory ran out while they were loaded",
         )
     if stage == "kv":
         pinned = facts.argument("--kv-cache-memory-bytes", "--num-gpu-blocks-override")
-        evidence += cite_arguments(
-            facts.engine,
-            ("--kv-cache-memory-bytes", "--num-gpu-blocks-override", "--gpu-memory-utilization"),
-        )
         why = (
             "the size was pinned by hand"
             if pinned
@@ -248,72 +249,69 @@ def startup_allocation(facts: Facts) -> Finding | None:
         return say(
             "kv_alloc_overcommit",
             0.85 if pinned else 0.7,
-            f"The KV cache could not be allocated: {why} ({amount}).",
+            f"The KV cache could not be allocated: {why}",
+            flags=(
+                "--kv-cache-memory-bytes",
+                "--num-gpu-blocks-override",
+                "--gpu-memory-utilization",
+            ),
         )
     if stage == "compile":
         return say(
             "torch_compile",
             0.75,
-            f"Compiling or tuning kernels for the profiling run ran out of GPU memory ({amount}).",
+            "Compiling or tuning kernels before serving ran out of GPU memory",
         )
     if stage == "sampler":
         return say(
             "sampler_warmup",
             0.8,
-            f"The sampler's warm-up with all sequences ran out of GPU memory ({amount}).",
+            "The sampler's warm-up with all sequences ran out of GPU memory",
             seqs=facts.number("--max-num-seqs"),
         )
     if stage == "capture":
         return say(
             "cuda_graph_capture",
             0.88,
-            f"Capturing CUDA graphs ran out of GPU memory: graphs come on top of the KV cache ({amount}).",
+            "Capturing CUDA graphs ran out of GPU memory: graphs come on top of the KV cache",
         )
-    return _profiling(facts, failure, say, part, amount)
+    return _profiling(facts, failure, say, part)
 
 
-def _profiling(facts: Facts, failure: Failure, say: Say, part: Part | None, amount: str) -> Finding:
+def _is_pinned_pool(failure: Failure, stage: Stage) -> bool:
+    """Whether V0's cache engine failed on its host half: PyTorch's allocator would give sizes."""
+    return (
+        stage == "kv"
+        and failure.oom is None
+        and failure.match("cuda.oom_raw") is not None
+        and any(frame.startswith("cache_engine.py") for frame in failure.frames)
+    )
+
+
+def _profiling(facts: Facts, failure: Failure, say: Say, part: Part | None) -> Finding:
     if facts.lora and part == "lora":
         return say(
             "lora_slots",
             0.75,
-            f"The profiling run with all adapter slots in use ran out of GPU memory ({amount}).",
+            "The profiling run with all adapter slots in use ran out of GPU memory",
         )
     if part == "encoder" or facts.multimodal:
         return say(
             "profile_mm_dummy",
             0.8 if part == "encoder" else 0.7,
-            f"The profiling run with the largest images or videos the limits allow ran out of GPU memory ({amount}).",
+            "The profiling run with the largest images or videos the limits allow ran out of GPU memory",
             multimodal=True,
         )
     if facts.lora and failure.oom and (failure.oom.outside_bytes or 0) > 2 * GIB:
         return say(
             "lora_slots",
             0.6,
-            f"Adapter slots and the profiling run together do not fit ({amount}).",
+            "Adapter slots and the profiling run together do not fit",
         )
     return say(
         "profile_activation_peak",
         0.85,
-        f"The profiling run with the largest batch the limits allow ran out of GPU memory ({amount}).",
-    )
-
-
-def _is_slice(facts: Facts, failure: Failure) -> bool:
-    if any("MIG" in name for name in facts.gpu_names):
-        return True
-    total = failure.oom.total_bytes if failure.oom else None
-    # CUDA totals of 1g.5gb to 3g.40gb slices of A100 and H100, which no whole card has.
-    slices = (4.75, 9.50, 9.75, 19.50, 19.62, 39.38, 39.50)
-    return total is not None and any(abs(total / GIB - s) < 0.02 for s in slices)
-
-
-def _second_load(facts: Facts) -> bool:
-    return (
-        facts.speculative
-        and facts.run is not None
-        and len(facts.run.all("sglang.load_begin")) > 1
-        and facts.run.reached("kv")
+        "The profiling run with the largest batch the limits allow ran out of GPU memory",
     )
 
 

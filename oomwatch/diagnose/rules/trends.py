@@ -10,7 +10,7 @@ from typing import Final
 
 from oomwatch.diagnose.facts import Facts, cite
 from oomwatch.diagnose.rules.findings import ARITHMETIC, REQUEST, TREND, Rule, found
-from oomwatch.diagnose.rules.startup_allocations import gpu_failure
+from oomwatch.diagnose.rules.placing import gpu_failure
 from oomwatch.diagnose.series import HolderTrend, ProcessTrend, Trend, has_settled, is_growing
 from oomwatch.records import Evidence, Finding
 from oomwatch.units import GIB, MIB, format_bytes, format_duration

@@ -152,6 +152,22 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "0.7.0..",
     ),
     Pattern(
+        "vllm.drafter",
+        "stage",
+        "drafter model",
+        r"^Loading drafter model",
+        "Loading drafter model...",
+        "0.8.5..",
+    ),
+    Pattern(
+        "vllm.lora_slots_begin",
+        "stage",
+        "PunicaWrapper",
+        r"^Using PunicaWrapper\w*",
+        "Using PunicaWrapperGPU.",
+        "0.7.0..",
+    ),
+    Pattern(
         "vllm.weights_v0",
         "stage",
         "Loading model weights took",
@@ -166,6 +182,14 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         rf"^Model loading took (?P<weights_gib>{_N}) Gi?B",
         "Model loading took 14.99 GiB memory and 3.214567 seconds",
         "0.8.0..",
+    ),
+    Pattern(
+        "vllm.mm_profile_begin",
+        "stage",
+        "Starting profile run for multi-modal",
+        r"^Starting profile run for multi-modal models",
+        "Starting profile run for multi-modal models.",
+        "0.6.1..0.10.2",
     ),
     Pattern(
         "vllm.encoder_cache",

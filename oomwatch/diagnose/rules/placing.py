@@ -1,0 +1,188 @@
+"""Where in a start, or in serving, a refused GPU allocation belongs.
+
+Frames of the failing process or of the parent that relays it tell first. Where they are generic or
+missing, the lines printed before it do, read as the release prints them:
+
+vLLM: ``Loading weights took`` (all shards are in; repacking, adapter slots and the draft model
+follow), ``Model loading took`` (the profiling run follows), ``Available KV cache memory`` and
+``KV cache size`` (the cache is allocated next), the capture bar, ``Graph capturing finished`` (V1
+then warms the sampler up). SGLang: ``Load weight end`` (the pools follow), ``Memory pool end``
+(capture follows, or ``Load weight begin`` of the draft model).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from oomwatch.diagnose.events import Failure, LogEvent
+from oomwatch.diagnose.facts import Facts
+from oomwatch.diagnose.frames import Stage, find_stage
+from oomwatch.units import GIB
+
+GPU_OOM: Final = (
+    "torch.oom",
+    "cuda.oom_raw",
+    "cuda.oom_code",
+    "torch.allocator_warning",
+    "torch.stable_abi",
+    "torch.mig_assert",
+    "tvm.oom",
+    "torch.cumem",
+    "vllm.weights_oom",
+)
+"""Patterns of a GPU allocation that was refused."""
+_EXPLAINED: Final[dict[str, Stage]] = {
+    "llama.weights_failed": "load",
+    "llama.kv_failed": "kv",
+    "llama.compute_failed": "profile",
+    "vllm.weights_oom": "load",
+}
+"""Lines that name the stage after the refusal."""
+_WHOLE_POOL: Final = 0.97
+"""The allocator holds this share of weights and KV cache: the cache is allocated already."""
+_QUANTIZED: Final = re.compile(
+    r"(?i)(?:awq|gptq|nvfp4|mxfp[48]|fp8|int[48](?![0-9])|w[48]a(?:8|16)|gpt-oss|marlin|quantized|[-_][48]bit|bnb)"
+)
+"""Names of checkpoints that are stored quantized."""
+_STORED: Final = re.compile(r"awq|gptq|marlin|compressed|modelopt|mxfp4|gguf|round|hqq|quark")
+"""Methods that read a quantized checkpoint; fp8 and bitsandbytes may also convert on loading."""
+
+
+def gpu_failure(facts: Facts) -> Failure | None:
+    """The first refused GPU allocation, told by the failing process rather than by a relay."""
+    hits = [f for f in facts.failures if f.match(*GPU_OOM) is not None]
+    own = [f for f in hits if not f.relayed]
+    return min(own or hits, key=lambda f: f.order, default=None)
+
+
+def stage_of(facts: Facts, failure: Failure) -> Stage:
+    """The stage a failure happened in: frames of it or of its relays, else the lines before it."""
+    stage = find_stage(failure.frames, failure.paths)
+    named = any(not frame.startswith("method:") for frame in failure.frames)
+    if stage not in (None, "serving") and named:
+        return _refined(facts, failure, stage)
+    for identity, told in _EXPLAINED.items():
+        if facts.said(identity) is not None:
+            return told
+    # A relay or a sibling whose own frames end in the busy loop says nothing new; one in start-up
+    # code does.
+    for other in facts.failures:
+        if other is failure or (other.oom is None and not other.relayed):
+            continue
+        by_other = find_stage(other.frames, other.paths)
+        if by_other not in (None, "serving") and any(
+            not f.startswith("method:") for f in other.frames
+        ):
+            return _refined(facts, failure, by_other)
+    if stage not in (None, "serving"):
+        return stage
+    if stage == "serving" or facts.served or (facts.ready and not facts.run_failed_to_start):
+        return "serving"
+    return _by_log(facts, failure)
+
+
+def _refined(facts: Facts, failure: Failure, stage: Stage | None) -> Stage:
+    """What the caller's frame leaves open, by the lines before: it spans more than one step.
+
+    ``load_model`` also repacks, makes adapter slots and loads the draft model;
+    ``initialize_from_config`` allocates the cache, captures and warms up.
+    """
+    if stage == "load" and failure.frames and _is_bare(failure.frames[-1]):
+        told = _by_log(facts, failure)
+        return told if told in ("repack", "draft", "slots") else stage
+    return stage or "load"
+
+
+def _is_bare(frame: str) -> bool:
+    """Whether the deepest frame is a generic call, so that the traceback's bottom is missing."""
+    return frame.rpartition(":")[2] in (
+        "_call_impl",
+        "_wrapped_call_impl",
+        "forward",
+        "collective_rpc",
+        "run_method",
+        "_init_executor",
+        "__init__",
+    )
+
+
+def _by_log(facts: Facts, failure: Failure) -> Stage:
+    """The stage by the lines before the failure."""
+    run = facts.run
+    if run is None or run.stage in ("init", "load"):
+        return "load"
+    before = [e for e in run.events if _precedes(e, failure)]
+    if facts.engine.engine == "sglang":
+        return _sglang_stage(before, run.stage)
+    if run.stage == "loaded":
+        return _after_shards(facts, failure, before)
+    if run.stage == "profile":
+        return "profile"
+    if run.stage == "kv":
+        if _holds_whole_pool(facts, failure):
+            return "sampler" if facts.argument("--enforce-eager") else "capture"
+        return "kv"
+    return "capture" if run.stage == "capture" else "sampler"
+
+
+def _precedes(event: LogEvent, failure: Failure) -> bool:
+    return event.line.source != failure.line.source or event.order < failure.order
+
+
+def _after_shards(facts: Facts, failure: Failure, before: list[LogEvent]) -> Stage:
+    ids = [event.pattern.id for event in before]
+    weighed = {
+        e.line.process for e in before if e.pattern.id in ("vllm.weights_v0", "vllm.weights_v1")
+    }
+    who = failure.line.process
+    if weighed and (who in weighed or who is None or None in weighed):
+        return "profile"
+    if weighed:
+        return "load"  # the others are done, this rank is not
+    if "vllm.drafter" in ids:
+        return "draft"
+    if "vllm.shards_loaded" not in ids:
+        return "load"
+    if facts.lora and "vllm.lora_slots_begin" in ids:
+        return "slots"
+    if is_quantized(facts):
+        return "repack"
+    return "slots" if facts.lora else "load"
+
+
+def is_quantized(facts: Facts) -> bool:
+    """Whether the checkpoint's weights are stored quantized."""
+    config = facts.engine.model_config or {}
+    banner = facts.run.config.get("quantization", "") if facts.run else ""
+    method = f"{facts.argument('--quantization') or ''} {banner}"
+    return bool(
+        config.get("quantization_config")
+        or _QUANTIZED.search(facts.names)
+        or _STORED.search(method)
+    )
+
+
+def _sglang_stage(before: list[LogEvent], reached: str) -> Stage:
+    place: dict[str, int] = {event.pattern.id: event.order for event in before}
+    pool = max(place.get("sglang.kv_allocated", 0), place.get("sglang.pool_end", 0))
+    if pool and place.get("sglang.load_begin", 0) > pool:
+        return "draft"
+    if reached == "captured":
+        return "serving"
+    if reached == "capture" or "sglang.pool_end" in place:
+        return "capture"
+    return "kv"
+
+
+def _holds_whole_pool(facts: Facts, failure: Failure) -> bool:
+    """Whether the allocator already holds weights and the whole KV cache, by its own figures."""
+    oom, engine = failure.oom, facts.engine
+    if oom is None or oom.allocated_bytes is None:
+        return False
+    if oom.private_bytes:
+        return True  # only graph capture has private pools
+    weights, pool = engine.weights_bytes, engine.kv_bytes
+    if not weights or not pool or pool < GIB / 4:
+        return False
+    return oom.allocated_bytes >= _WHOLE_POOL * (weights + pool)
