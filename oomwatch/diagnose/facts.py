@@ -96,7 +96,12 @@ class Facts:
             "vision_config" in config
             or "audio_config" in config
             or any(flag.startswith(("--limit-mm", "--mm-")) for flag in given)
-            or (self.run is not None and self.run.find("vllm.encoder_cache", "vllm.mm_worst_case"))
+            or (
+                self.run is not None
+                and self.run.find(
+                    "vllm.encoder_cache", "vllm.mm_worst_case", "vllm.mm_profile_begin"
+                )
+            )
             or _MULTIMODAL_ARCHITECTURE.search(architecture)
             or _MULTIMODAL.search(self.engine.model or "")
         )
@@ -143,7 +148,9 @@ class Facts:
     @property
     def unified(self) -> bool:
         """Whether GPU and host share one memory."""
-        return any(_UNIFIED.search(name) for name in self.gpu_names)
+        return any(_UNIFIED.search(name) for name in self.gpu_names) or (
+            not self.gpu_names and self.said("device.unified", "device.nvmap") is not None
+        )
 
     @property
     def is_v0(self) -> bool | None:
