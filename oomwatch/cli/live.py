@@ -1,6 +1,8 @@
-"""Reading of this host: engines that run, their GPUs, metrics and logs, and the kernel's word.
+"""Reading of this host: engines that run, or the one that just died, and the kernel's word.
 
-Metrics are read twice, with the other sources in between, so that counters become rates.
+Metrics are read twice, each engine in a thread of its own, while the other sources are read; then
+processes are looked at a second time: what is only passing (a worker that ends a moment after its
+server) is no finding. Where no engine runs, what is left of the last one is read.
 """
 
 from __future__ import annotations
@@ -9,26 +11,58 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Final
 
+from oomwatch.cli.readings import Readings
 from oomwatch.diagnose.inputs import KernelInput, Orphan
 from oomwatch.errors import OomwatchError
-from oomwatch.records import Gpu, RecordedEngine, SourceStatus
-from oomwatch.units import format_bytes
+from oomwatch.records import Gpu, ProcessSample, RecordedEngine, SourceStatus
+from oomwatch.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from oomwatch.cli.gather import Gatherer
     from oomwatch.discovery import DiscoveredEngine, Discovery
+    from oomwatch.sources.ended import EndedEngine
+    from oomwatch.sources.procfs import ProcessInfo
 
-_WINDOW_SECONDS: Final = 2.0
-"""Least time between the two readings of the counters."""
-_METRICS_TIMEOUT_SECONDS: Final = 10.0
-"""A scrape took up to 5 s under load on a real vLLM 0.32."""
+_SECOND_LOOK_SECONDS: Final = 2.0
+_SLOW_SECONDS: Final = 5.0
+_KERNEL_SECONDS: Final = 7 * 86400.0
+"""Kernel messages older than that are no news, unless --since asks for them."""
+_RECENT_SECONDS: Final = 86400.0
+_STARTS: Final = 3
+"""Starts of a service that are read: a restarted one shows why only in the start before."""
+_ENDED: Final = frozenset("ZXx")
 
 
 def gather_live(gatherer: Gatherer) -> None:
     """Add everything that can be seen on this host to what was gathered."""
     from oomwatch.discovery import discover
 
+    begun = time.monotonic()
+    gatherer.live = True
     found = discover()
+    engines = _wanted(gatherer, found)
+    readings = {
+        engine.recorded.id: Readings(engine.recorded.metrics_url)
+        for engine in engines
+        if engine.recorded.metrics_url is not None
+    }
+    _add_gpus(gatherer, found)
+    taken: set[str] = set()
+    for engine in engines:
+        _add_engine(gatherer, engine, taken)
+    _add_kernel(gatherer)
+    if not gatherer.options.pids:
+        _add_ended(gatherer, engines)
+    for engine in engines:
+        _add_readings(gatherer, engine, readings.get(engine.recorded.id), found.at)
+    _look_again(gatherer, found, engines, begun)
+    for note in found.notes:
+        gatherer.sources.append(SourceStatus("processes", "warning", note))
+    gatherer.read += 1
+
+
+def _wanted(gatherer: Gatherer, found: Discovery) -> list[DiscoveredEngine]:
+    """All engines, or those with the pids that were asked for."""
     wanted = set(gatherer.options.pids)
     engines = [e for e in found.engines if not wanted or wanted & set(e.recorded.pids)]
     for pid in sorted(wanted - {pid for e in engines for pid in e.recorded.pids}):
@@ -37,38 +71,18 @@ def gather_live(gatherer: Gatherer) -> None:
                 f"pid {pid}", "error", f"process {pid} is no engine that is known, or is gone"
             )
         )
-    gatherer.live = True
-    _add_gpus(gatherer, found)
-    _add_processes(gatherer, found)
-    begun = time.monotonic()
-    for engine in engines:
-        _scrape(gatherer, engine)
-    for engine in engines:
-        _add_engine(gatherer, engine)
-    _add_kernel(gatherer)
-    if gatherer.pages:
-        time.sleep(max(0.0, _WINDOW_SECONDS - (time.monotonic() - begun)))
-        for engine in engines:
-            _scrape(gatherer, engine)
-    for note in found.notes:
-        gatherer.sources.append(SourceStatus("processes", "warning", note))
-    if not engines:
-        gatherer.sources.append(
-            SourceStatus(
-                "engines",
-                "not_available",
-                "no inference server runs here; give the log of the one that failed: --log FILE, --unit NAME, --container NAME",
-            )
-        )
-    gatherer.read += 1
+    return engines
 
 
 def _add_gpus(gatherer: Gatherer, found: Discovery) -> None:
     reading = found.nvml
-    status = {"ok": "ok", "unified_memory": "ok", "wsl": "warning"}.get(
-        reading.outcome, "not_available"
-    )
-    gatherer.sources.append(SourceStatus("nvml", status, reading.detail))  # type: ignore[arg-type]
+    if reading.outcome == "no_driver":  # a host without a GPU is nothing to worry about
+        gatherer.sources.append(SourceStatus("NVIDIA driver (NVML)", "not_available"))
+    else:
+        status = {"ok": "ok", "unified_memory": "ok", "wsl": "warning"}.get(
+            reading.outcome, "not_available"
+        )
+        gatherer.sources.append(SourceStatus("nvml", status, reading.detail))  # type: ignore[arg-type]
     for gpu in reading.gpus:
         sample = gpu.sample
         gatherer.gpus.append(
@@ -89,82 +103,31 @@ def _add_gpus(gatherer: Gatherer, found: Discovery) -> None:
                 SourceStatus(
                     f"GPU {holder.sample.gpu}",
                     "warning",
-                    f"{holder.title or holder.sample.name} (PID {holder.sample.pid}), a {holder.kind} process, holds {size}",
+                    f"{holder.title or holder.sample.name} (PID {holder.sample.pid}), a "
+                    f"{holder.kind} process, holds {size}",
                 )
             )
 
 
-def _add_processes(gatherer: Gatherer, found: Discovery) -> None:
-    from oomwatch.sources.procfs import read_host
-
-    members = {m.process.pid: m.process for e in found.engines for m in e.members}
-    gatherer.series = dataclasses.replace(
-        gatherer.series,
-        gpus=(*gatherer.series.gpus, *found.nvml.samples),
-        gpu_processes=(*gatherer.series.gpu_processes, *found.nvml.processes),
-        processes=(*gatherer.series.processes, *(p.sample(found.at) for p in members.values())),
-        hosts=(*gatherer.series.hosts, read_host(at=found.at)),
-    )
-    held = {h.sample.pid: h.sample for h in found.holders if h.sample.used_bytes}
-    for engine in found.engines:
-        if not engine.orphan:
-            continue
-        for member in engine.members:
-            process = member.process
-            sample = held.get(process.pid)
-            gatherer.orphans.append(
-                Orphan(
-                    pid=process.pid,
-                    name=process.title[:60],
-                    gpu=sample.gpu if sample else None,
-                    held_bytes=sample.used_bytes if sample else process.rss_bytes,
-                    on_gpu=sample is not None,
-                )
-            )
-
-
-def _scrape(gatherer: Gatherer, engine: DiscoveredEngine) -> None:
-    from oomwatch.sources.metrics import read_metrics
-
-    url = engine.recorded.metrics_url
-    if url is None:
-        if engine.metrics_reason and all(
-            s.detail != engine.metrics_reason for s in gatherer.sources
-        ):
-            gatherer.sources.append(
-                SourceStatus(
-                    f"{engine.recorded.id} metrics", "not_available", engine.metrics_reason
-                )
-            )
-        return
-    begun = time.monotonic()
-    try:
-        page = read_metrics(url, timeout_seconds=_METRICS_TIMEOUT_SECONDS)
-    except OomwatchError as error:
-        if all(s.name != url for s in gatherer.sources):
-            gatherer.sources.append(SourceStatus(url, "warning", str(error)))
-        return
-    seconds = time.monotonic() - begun
-    gatherer.add_page(page, engine.recorded.id)
-    if all(s.name != url for s in gatherer.sources):
-        slow = f"answered after {seconds:.1f} s: the server is busy" if seconds > 1 else None
-        gatherer.sources.append(SourceStatus(url, "ok", slow))
-
-
-def _add_engine(gatherer: Gatherer, engine: DiscoveredEngine) -> None:
-    """The engine, and the first of its logs that can be read."""
+# ---------------------------------------------------------------- engines that run
+def _add_engine(gatherer: Gatherer, engine: DiscoveredEngine, taken: set[str]) -> None:
+    """The engine, and those of its logs that can be read; `taken` are logs of engines before."""
     recorded: RecordedEngine = engine.recorded
     gatherer.engines.append(recorded)
     reasons: list[str] = []
     read = False
     for location in engine.logs:
+        place = location.path or f"{location.kind} {location.name}"
+        if place in taken:  # what an earlier server left behind writes to the same file
+            read = True
+            continue
         try:
             if location.kind == "file" and location.path:
                 gatherer.add_log_file(location.path, recorded.id)
             elif location.kind == "unit" and location.name:
-                gatherer.add_unit(location.name, recorded.id)
+                gatherer.add_unit(location.name, recorded.id, starts=_STARTS)
             elif location.kind == "container" and location.name:
-                gatherer.add_container(location.name, recorded.id)
+                gatherer.add_container(location.name, recorded.id, last_start=False)
             elif location.kind == "pod" and location.name:
                 gatherer.add_pod(location.name, recorded.id)
             else:
@@ -173,14 +136,181 @@ def _add_engine(gatherer: Gatherer, engine: DiscoveredEngine) -> None:
         except OomwatchError as error:
             reasons.append(str(error))
             continue
+        taken.add(place)
         read = True
     if not read:
         detail = "; ".join(dict.fromkeys(reasons)) or "its log was not found"
         gatherer.sources.append(
-            SourceStatus(f"{recorded.id} log", "not_available", f"{detail}; give it with --log")
+            SourceStatus(f"{recorded.id} log", "warning", f"{detail}; give it with --log")
         )
 
 
+def _add_readings(
+    gatherer: Gatherer, engine: DiscoveredEngine, readings: Readings | None, now: float
+) -> None:
+    """The pages of an engine, once they are there, or why there are none."""
+    name = engine.recorded.id
+    if readings is None:
+        if engine.metrics_reason and not engine.orphan:
+            gatherer.sources.append(
+                SourceStatus(f"{name} metrics", "not_available", engine.metrics_reason)
+            )
+        return
+    readings.join()
+    for page in readings.pages:
+        gatherer.add_page(page, name)
+    if readings.error is not None and not readings.pages:
+        gatherer.sources.append(_no_page(engine, readings, now))
+    elif readings.error is not None:
+        gatherer.sources.append(SourceStatus(readings.url, "warning", str(readings.error)))
+    elif all(status.name != readings.url for status in gatherer.sources):
+        slow = readings.slowest_seconds
+        detail = f"answered after {slow:.1f} s: the server is short of CPU" if slow > 1 else None
+        status = "warning" if slow > _SLOW_SECONDS else "ok"
+        gatherer.sources.append(SourceStatus(readings.url, status, detail))  # type: ignore[arg-type]
+
+
+def _no_page(engine: DiscoveredEngine, readings: Readings, now: float) -> SourceStatus:
+    """Refused by a young server is no fault: it opens its port when it is ready."""
+    refused = "cannot connect" in str(readings.error)
+    age = now - engine.started_at if engine.started_at is not None else None
+    if refused and age is not None:
+        return SourceStatus(
+            readings.url,
+            "not_available",
+            f"nothing listens there yet, {format_duration(max(age, 1))} after the server was "
+            "started",
+        )
+    return SourceStatus(readings.url, "warning", str(readings.error))
+
+
+def _look_again(
+    gatherer: Gatherer, found: Discovery, engines: list[DiscoveredEngine], begun: float
+) -> None:
+    """Look at the processes a second time: samples of both looks, orphans that are still there."""
+    from oomwatch.sources.procfs import read_host, read_process
+
+    members = {m.process.pid: m.process for e in engines for m in e.members}
+    orphaned = any(engine.orphan for engine in engines)
+    if orphaned or gatherer.pages:
+        time.sleep(max(0.0, _SECOND_LOOK_SECONDS - (time.monotonic() - begun)))
+    at = time.time()
+    again: list[ProcessSample] = []
+    for pid, process in members.items():
+        now = read_process(pid)
+        if now is not None and now.start_ticks == process.start_ticks and now.state not in _ENDED:
+            again.append(now.sample(at))
+    gatherer.series = dataclasses.replace(
+        gatherer.series,
+        gpus=(*gatherer.series.gpus, *found.nvml.samples),
+        gpu_processes=(*gatherer.series.gpu_processes, *found.nvml.processes),
+        processes=(
+            *gatherer.series.processes,
+            *(process.sample(found.at) for process in members.values()),
+            *again,
+        ),
+        hosts=(*gatherer.series.hosts, read_host(at=at)),
+    )
+    alive = {sample.pid for sample in again}
+    held = {h.sample.pid: h.sample for h in found.holders if h.sample.used_bytes}
+    for engine in engines:
+        if engine.orphan:
+            left = [m.process for m in engine.members if m.process.pid in alive]
+            for process in left:
+                sample = held.get(process.pid)
+                gatherer.orphans.append(
+                    Orphan(
+                        pid=process.pid,
+                        name=_short(process),
+                        gpu=sample.gpu if sample else None,
+                        held_bytes=sample.used_bytes if sample else process.rss_bytes,
+                        on_gpu=sample is not None,
+                        engine_id=engine.recorded.id,
+                    )
+                )
+
+
+def _short(process: ProcessInfo) -> str:
+    """A title that a process gave itself, else the name of its program."""
+    first = (process.cmdline or ("",))[0]
+    return (first if "::" in first else process.comm or first)[:60]
+
+
+# ---------------------------------------------------------------- engines that ended
+def _add_ended(gatherer: Gatherer, engines: list[DiscoveredEngine]) -> None:
+    """Where no server runs, read what is left of the last one; else name those that just ended."""
+    from oomwatch.sources.ended import find_ended
+
+    denied: list[str] = []
+    places = gatherer.options.places
+    ended = find_ended(
+        docker_root=places.docker_root,
+        systemd_root=places.systemd_root,
+        copies=places.copies,
+        denied=denied,
+    )
+    gatherer.sources += [SourceStatus("ended engines", "warning", reason) for reason in denied[:1]]
+    if any(not engine.orphan for engine in engines):
+        recent = [one for one in ended if time.time() - one.at < _RECENT_SECONDS and _failed(one)]
+        for one in recent[:3]:
+            gatherer.sources.append(
+                SourceStatus(
+                    f"{one.kind} {one.name}", "warning", f"{_how(one)}; {_reader(one)} reads it"
+                )
+            )
+        return
+    if not ended:
+        if not engines:
+            gatherer.sources.append(
+                SourceStatus(
+                    "engines",
+                    "not_available",
+                    "no inference server runs here, and no container, service or kept output of "
+                    "one that ended was found; give its log: --log FILE, --unit NAME, "
+                    "--container NAME",
+                )
+            )
+        return
+    last, *others = ended
+    if engines and last.kind == "copy":
+        return  # what the orphans' own log says is about them
+    try:
+        gatherer.add_ended(last)
+        said = f"no server runs here now; the last one, {_named(last)}, {_how(last)} and was read"
+    except OomwatchError as error:
+        said = f"no server runs here now; the last one, {_named(last)}, {_how(last)}: {error}"
+    gatherer.sources.append(SourceStatus("engines", "warning", said))
+    for one in others[:3]:
+        gatherer.sources.append(
+            SourceStatus(f"{one.kind} {one.name}", "ok", f"{_how(one)}; {_reader(one)} reads it")
+        )
+
+
+def _failed(ended: EndedEngine) -> bool:
+    return ended.exit is not None and ended.exit.exit_code not in (0, 143, 130)
+
+
+def _named(ended: EndedEngine) -> str:
+    return (
+        f"the output kept in {ended.name}" if ended.kind == "copy" else f"{ended.kind} {ended.name}"
+    )
+
+
+def _how(ended: EndedEngine) -> str:
+    ago = f"{format_duration(max(1.0, time.time() - ended.at))} ago"
+    if ended.exit is None:
+        return f"ended {ago}"
+    code = "" if ended.exit.exit_code is None else f" with status {ended.exit.exit_code}"
+    memory = ", killed for memory" if ended.exit.oom_killed else ""
+    return f"ended {ago}{code}{memory}"
+
+
+def _reader(ended: EndedEngine) -> str:
+    option = {"container": "--container", "unit": "--unit", "copy": "--log"}[ended.kind]
+    return f"{option} {ended.name}"
+
+
+# ---------------------------------------------------------------- the kernel
 def _add_kernel(gatherer: Gatherer) -> None:
     from oomwatch.sources.kernel import read_live_kernel_log
 
@@ -189,5 +319,7 @@ def _add_kernel(gatherer: Gatherer) -> None:
     except OomwatchError as error:
         gatherer.sources.append(SourceStatus("kernel log", "not_available", str(error)))
         return
-    gatherer.kernel.append(KernelInput(where, tuple(events)))
+    since = gatherer.options.since or time.time() - _KERNEL_SECONDS
+    recent = tuple(event for event in events if event.at is None or event.at >= since)
+    gatherer.kernel.append(KernelInput(where, recent))
     gatherer.sources.append(SourceStatus("kernel log", "ok", where))

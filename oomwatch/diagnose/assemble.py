@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Sequence
 
 from oomwatch.diagnose.engines import describe_engine
 from oomwatch.diagnose.events import Failure, LogEvent
 from oomwatch.diagnose.facts import Facts, KernelCitation
 from oomwatch.diagnose.inputs import Inputs, PageInput
-from oomwatch.diagnose.runs import STAGES, Run, RunBuilder
+from oomwatch.diagnose.logs import read_runs
+from oomwatch.diagnose.runs import Run
 from oomwatch.diagnose.series import SeriesFacts, summarise
 from oomwatch.engines.patterns import Pattern
 from oomwatch.records import EngineSample, RecordedEngine, Series
@@ -21,7 +21,7 @@ _PASSING = frozenset({"lifecycle", "hint", "detail"})
 
 def assemble(inputs: Inputs) -> list[Facts]:
     """The facts of every start, the newest of each engine first."""
-    logs = _read_logs(inputs)
+    logs = read_runs(inputs)
     recorded = list(inputs.engines)
     all_facts: list[Facts] = []
     kernel = tuple(KernelCitation(event, k.name) for k in inputs.kernel for event in k.events)
@@ -45,6 +45,12 @@ def assemble(inputs: Inputs) -> list[Facts]:
         for age, run in enumerate(newest_first):
             identity = _identity(engine, run, inputs, index, age)
             described = describe_engine(identity, run, inputs, engine, pages if age == 0 else ())
+            gone = age == 0 and engine is not None and engine.ended
+            if gone:
+                described = dataclasses.replace(described, phase="exited")
+            elif inputs.live and pages and age == 0:
+                described = dataclasses.replace(described, load=one_sample(pages[-1]))
+            tree = _tree(engine, run, inputs.series) if age == 0 else frozenset[int]()
             failures, messengers = _split(run)
             all_facts.append(
                 Facts(
@@ -52,11 +58,20 @@ def assemble(inputs: Inputs) -> list[Facts]:
                     run=run,
                     failures=failures,
                     messengers=messengers,
-                    kernel=kernel if age == 0 else (),
+                    kernel=_kernel_of(run, runs, tree, kernel, engine if inputs.live else None)
+                    if age == 0
+                    else _claimed(run, kernel),
                     series=series if age == 0 else SeriesFacts(),
                     loads=tuple(run.loads) if run else (),
-                    orphans=inputs.orphans if age == 0 and index == 0 else (),
-                    tree_pids=_tree(engine, run, inputs.series) if age == 0 else frozenset(),
+                    orphans=tuple(o for o in inputs.orphans if o.engine_id == engine.id)
+                    if engine and age == 0
+                    else (),
+                    exits=tuple(e for e in inputs.exits if e.engine == engine.id)
+                    if engine and age == 0
+                    else (),
+                    live=inputs.live,
+                    ended=gone,
+                    tree_pids=tree,
                     gpu_names=tuple(gpu.name for gpu in inputs.gpus if gpu.name),
                     has_log=run is not None and run.lines > 0,
                     has_kernel=bool(inputs.kernel),
@@ -64,67 +79,6 @@ def assemble(inputs: Inputs) -> list[Facts]:
                 )
             )
     return all_facts
-
-
-def _read_logs(inputs: Inputs) -> dict[str | None, list[Run]]:
-    """Runs by engine id; logs of one engine that were written side by side become one run."""
-    by_engine: dict[str | None, list[list[Run]]] = defaultdict(list)
-    for log in inputs.logs:
-        builder = RunBuilder()
-        for line in log.lines:
-            builder.feed(line)
-        by_engine[log.engine_id].append(builder.close())
-    return {engine: _merge_logs(logs) for engine, logs in by_engine.items()}
-
-
-def _merge_logs(logs: list[list[Run]]) -> list[Run]:
-    if len(logs) == 1:
-        return logs[0]
-    merged: list[Run] = []
-    for runs in logs:
-        for run in runs:
-            partner = next((m for m in reversed(merged) if _side_by_side(m, run)), None)
-            if partner is None:
-                merged.append(run)
-            else:
-                _merge(partner, run)
-    return sorted(merged, key=lambda run: (run.first.at or 0.0) if run.first else 0.0)
-
-
-def _side_by_side(a: Run, b: Run) -> bool:
-    """Whether two runs are two outputs of one start: shared processes, or one that names no engine."""
-    if a.pids & b.pids:
-        return True
-    banner = ("vllm.api_banner", "vllm.logo_version", "sglang.server_args")
-    return a.find(*banner) is None or b.find(*banner) is None
-
-
-def _merge(into: Run, other: Run) -> None:
-    for name in (
-        "engine",
-        "version",
-        "generation",
-        "model",
-        "architecture",
-        "printed",
-        "ended",
-        "first",
-    ):
-        if getattr(into, name) is None:
-            setattr(into, name, getattr(other, name))
-    into.config = {**other.config, **into.config}
-    into.numbers = {**other.numbers, **into.numbers}
-    into.events += other.events
-    into.failures += other.failures
-    into.loads += other.loads
-    into.pids |= other.pids
-    into.lines += other.lines
-    into.served = into.served or other.served
-    into.is_document = into.is_document and other.is_document
-    if STAGES.index(other.stage) > STAGES.index(into.stage):
-        into.stage = other.stage
-    for name, ranks in other.by_rank.items():
-        into.by_rank.setdefault(name, {}).update(ranks)
 
 
 def _split(run: Run | None) -> tuple[tuple[Failure, ...], tuple[Failure | LogEvent, ...]]:
@@ -164,6 +118,9 @@ def _split(run: Run | None) -> tuple[tuple[Failure, ...], tuple[Failure | LogEve
 def _trusted(run: Run, event: LogEvent) -> bool:
     """Whether a bare line may speak for a failure: an engine's log, or a form only a program prints."""
     pattern: Pattern = event.pattern
+    if pattern.id.startswith("nccl.") and event.line.level == "WARNING":
+        # NCCL's word for an error is WARN; a start that goes on has got over it.
+        return not run.reached("ready")
     if event.line.level in ("INFO", "WARNING", "DEBUG"):
         # A server that goes on may mention limits and failures in passing.
         return False
@@ -207,6 +164,56 @@ def _identity(
     return base if age == 0 else f"{base}#{age}"
 
 
+def one_sample(page: PageInput) -> EngineSample | None:
+    """The figures of a page as one sample: the engines of a data-parallel server together.
+
+    Counts add up; of the shares of the caches in use the highest counts, as that one saturates.
+    """
+    samples = page.samples
+    if len(samples) < 2:
+        return samples[0] if samples else None
+    values: dict[str, float | None] = {}
+    for field in dataclasses.fields(EngineSample):
+        if field.name in ("at", "engine", "extra"):
+            continue
+        known = [v for s in samples if (v := getattr(s, field.name)) is not None]
+        largest = field.name in ("kv_usage_ratio", "block_size_tokens")
+        values[field.name] = (max(known) if largest else sum(known)) if known else None
+    names = {name for sample in samples for name in sample.extra}
+    extra = {name: sum(s.extra.get(name, 0) for s in samples) for name in sorted(names)}
+    return EngineSample(at=samples[0].at, engine="all", extra=extra, **values)
+
+
+def _claimed(
+    run: Run | None, kernel: Sequence[KernelCitation], tree: frozenset[int] = frozenset()
+) -> tuple[KernelCitation, ...]:
+    """What the kernel says of a start's own processes, by their numbers."""
+    pids = tree | (run.pids if run else set())
+    return tuple(c for c in kernel if c.event.fields.get("pid") in pids)
+
+
+def _kernel_of(
+    run: Run | None,
+    runs: Sequence[Run],
+    tree: frozenset[int],
+    kernel: Sequence[KernelCitation],
+    running: RecordedEngine | None,
+) -> tuple[KernelCitation, ...]:
+    """The kernel's word on the newest start: without what is known to concern an earlier one.
+
+    Of an engine that runs since `running.started_at`, an earlier event can be no part.
+    """
+    earlier = {pid for other in runs if other is not run for pid in other.pids}
+    earlier -= tree | (run.pids if run else set())
+    since = running.started_at if running is not None and not running.ended else None
+    return tuple(
+        c
+        for c in kernel
+        if c.event.fields.get("pid") not in earlier
+        and (since is None or c.event.at is None or c.event.at >= since - 1)
+    )
+
+
 def _series_of(
     inputs: Inputs, engine: RecordedEngine | None, pages: tuple[PageInput, ...], *, alone: bool
 ) -> SeriesFacts:
@@ -215,7 +222,7 @@ def _series_of(
         for sample in inputs.series.engines
         if alone or engine is None or sample.engine == engine.id
     ]
-    samples += [sample for page in pages for sample in page.samples]
+    samples += [sample for page in pages if (sample := one_sample(page)) is not None]
     series = dataclasses.replace(inputs.series, engines=tuple(sorted(samples, key=lambda s: s.at)))
     return summarise(series)
 

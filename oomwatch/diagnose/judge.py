@@ -13,6 +13,7 @@ from oomwatch.diagnose.inputs import Inputs
 from oomwatch.diagnose.ledger import build_ledgers
 from oomwatch.diagnose.rules import RULES
 from oomwatch.diagnose.rules.findings import FAILURES, KERNEL, NOTHING, REQUEST
+from oomwatch.diagnose.rules.processes import exit_evidence
 from oomwatch.records import (
     Alternative,
     Diagnosis,
@@ -27,6 +28,8 @@ from oomwatch.records import (
 
 _MAX_INCIDENTS: Final = 50
 _MAX_ALTERNATIVES: Final = 3
+_CALM: Final = frozenset({"shutdown_requested", "bounded_warmup_growth"})
+"""Causes that are no failure."""
 
 
 def diagnose(inputs: Inputs) -> Diagnosis:
@@ -42,6 +45,8 @@ def diagnose(inputs: Inputs) -> Diagnosis:
         findings = find_all(facts)
         if not findings:
             continue
+        if facts.engine.phase == "exited":
+            findings = _end_first(findings)
         lead, others = findings[0], findings[1:]
         if lead.risk:
             if newest:
@@ -61,9 +66,14 @@ def diagnose(inputs: Inputs) -> Diagnosis:
                 _risk(f)
                 for f in others
                 if f.risk
-                and f.cls != lead.cls
-                and lead.strength < KERNEL
-                and facts.engine.phase == "serving"
+                and (
+                    is_orphan(f)
+                    or (
+                        f.cls != lead.cls
+                        and lead.strength < KERNEL
+                        and facts.engine.phase == "serving"
+                    )
+                )
             ]
         _add(incidents, _incident(facts, lead, others, inputs))
     incidents = incidents[:_MAX_INCIDENTS]
@@ -79,7 +89,7 @@ def diagnose(inputs: Inputs) -> Diagnosis:
         engines=engines,
         gpus=_gpus(inputs),
         incidents=tuple(incidents),
-        risks=tuple(risks) if verdict != "not_oom" else (),
+        risks=tuple(r for r in risks if verdict != "not_oom" or is_orphan(r.finding)),
         sources=tuple(sources),
     )
 
@@ -89,6 +99,17 @@ def find_all(facts: Facts) -> list[Finding]:
     findings = [finding for rule in RULES if (finding := rule(facts)) is not None]
     findings.sort(key=_rank)
     return findings
+
+
+def is_orphan(finding: Finding) -> bool:
+    """Whether it is about processes whose server is gone: a risk beside whatever ended that."""
+    return finding.risk and finding.cause == "gpu_busy_other_process"
+
+
+def _end_first(findings: list[Finding]) -> list[Finding]:
+    """What ended the engine before the risks it ran: it does not serve any more."""
+    ends = [f for f in findings if not f.risk and f.cause not in _CALM and f.strength != REQUEST]
+    return [*ends, *(f for f in findings if f not in ends)]
 
 
 def _rank(finding: Finding) -> tuple[int, int, int, float]:
@@ -122,6 +143,10 @@ def _incident(facts: Facts, lead: Finding, others: Sequence[Finding], inputs: In
                 )
             )
     samples = inputs.series.gpus if not facts.engine.id.partition("#")[1] else ()
+    if facts.exits:
+        told = {(e.where, e.text) for e in lead.evidence}
+        ends = [e for e in map(exit_evidence, facts.exits) if (e.where, e.text) not in told]
+        lead = dataclasses.replace(lead, evidence=(*lead.evidence, *ends))
     memory = build_ledgers(facts, lead, samples) if lead.cls != "not_oom" else ()
     return Incident(
         id=_incident_id(facts.engine, lead),
@@ -180,15 +205,13 @@ def _verdict(
     ]
     if sure:
         return "oom"
-    if risks:
+    failed = any(i.finding.cause not in _CALM for i in incidents)
+    if any(not (failed and is_orphan(risk.finding)) for risk in risks):
         return "at_risk"
     if memory:
         return "unknown"
     if incidents:
-        calm = all(
-            i.finding.cause in ("shutdown_requested", "bounded_warmup_growth") for i in incidents
-        )
-        if calm and all(i.finding.cause == "shutdown_requested" for i in incidents):
+        if all(i.finding.cause == "shutdown_requested" for i in incidents):
             return "healthy"
         return "not_oom"
     if any(_healthy(f) for f in all_facts) or any(p.engine for p in inputs.pages):
@@ -197,6 +220,8 @@ def _verdict(
 
 
 def _healthy(facts: Facts) -> bool:
+    if facts.ended and any(e.exit_code != 0 for e in facts.exits):
+        return False  # it failed in silence
     return (
         facts.run is not None
         and not facts.is_document
@@ -227,7 +252,20 @@ def _what_is_missing(all_facts: Sequence[Facts], inputs: Inputs) -> SourceStatus
             "warning",
             "this looks like a document that quotes log lines, not like a log: give the server's own output",
         )
+    silent = [e for f in all_facts for e in f.exits if e.exit_code != 0]
+    if silent:
+        return SourceStatus(
+            silent[0].where,
+            "warning",
+            f"{exit_evidence(silent[0]).text}; what was read of its output does not say why",
+        )
     started = [f for f in all_facts if f.run is not None and f.run.engine is not None]
+    if any(f.live and not f.ended for f in started):
+        return SourceStatus(
+            "engines",
+            "not_available",
+            "the server is still starting and nothing has failed so far: run this again when it serves, or when it has ended",
+        )
     if started:
         return SourceStatus(
             "log",

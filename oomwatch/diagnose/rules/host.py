@@ -78,6 +78,9 @@ def _victim(facts: Facts, kills: Sequence[KernelCitation]) -> tuple[KernelCitati
     if own:
         return own[-1], True
     named = [c for c in kills if _ENGINE_COMM.match(str(c.event.fields.get("comm") or ""))]
+    building = [c for c in kills if _COMPILER_COMM.match(str(c.event.fields.get("comm") or ""))]
+    if building and facts.has_log and not facts.served and not facts.ready:
+        return building[-1], False
     if facts.has_log and pids:
         # The log names its processes and none of them was killed: only a name that fits counts,
         # and a generic one ("python3") of another cgroup does not.
@@ -335,7 +338,7 @@ def driver_no_memory(facts: Facts) -> Finding | None:
     lines = [
         c
         for c in facts.kernel
-        if c.event.kind == "driver_no_memory" or "NV_ERR_NO_MEMORY" in c.event.text
+        if "NV_ERR_NO_MEMORY" in c.event.text
     ]
     starting = facts.run is None or not (facts.run.served or facts.run.reached("ready"))
     silent = (
@@ -438,11 +441,16 @@ def orphans(facts: Facts) -> Finding | None:
     held = sum(orphan.held_bytes or 0 for orphan in facts.orphans)
     names = ", ".join(f"{orphan.name} (PID {orphan.pid})" for orphan in facts.orphans[:4])
     where = "GPU memory" if any(orphan.on_gpu for orphan in facts.orphans) else "host memory"
+    holding = (
+        f" and {'hold' if len(facts.orphans) > 1 else 'holds'} {format_bytes(held)} of {where}"
+    )
+    holding = holding if held else ""
+    pids = " ".join(str(orphan.pid) for orphan in facts.orphans[:16])
     return found(
         facts,
         "gpu_busy_other_process",
         0.9,
-        f"The server of {names} is gone, but they live on and hold {format_bytes(held)} of {where}: the next start will find it taken.",
+        f"The server of {names} is gone, but {'they live' if len(facts.orphans) > 1 else 'it lives'} on{holding}: the next start will find it taken. `kill {pids}` ends {'them' if len(facts.orphans) > 1 else 'it'}.",
         [
             Evidence(
                 "process",

@@ -7,12 +7,15 @@ every activation peak.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.facts import Facts, cite, cite_arguments, cite_failure
 from oomwatch.diagnose.points import Point, points_of
 from oomwatch.diagnose.rules.findings import ARITHMETIC, COUNTERS, NAMED_CHECK, Rule, found
+from oomwatch.diagnose.runs import Load
 from oomwatch.records import Evidence, Finding
 from oomwatch.units import format_count, format_duration
 
@@ -79,7 +82,7 @@ def pool_allocation(facts: Facts) -> Finding | None:
             order=order,
             values={**values, "pool": second, "hybrid": True},
         )
-    phase = fields.get("phase") or "Prefill"
+    phase = fields.get("phase") or _phase_of(failure, load)
     leaked = facts.said("sglang.tree_tokens")
     if (
         usage is not None
@@ -146,6 +149,16 @@ def pool_allocation(facts: Facts) -> Finding | None:
         order=order,
         values=values,
     )
+
+
+def _phase_of(failure: Failure, load: Load | None) -> str:
+    """What was being planned where the message does not say: by the frames, else by the last batch."""
+    frames = "\n".join(failure.frames)
+    if re.search(r":(?:\w*verify|\w*decode|draft\w*)\b", frames):
+        return "Decode"
+    if re.search(r":\w*(?:prefill|extend)\w*", frames):
+        return "Prefill"
+    return "Decode" if load and load.line.text.startswith("Decode batch") else "Prefill"
 
 
 def _short(pool: Any, asked: Any, full: Any) -> bool:
@@ -486,7 +499,7 @@ def saturation(facts: Facts) -> Finding | None:
         facts,
         "kv_saturation",
         0.85 if at_end or sliding else 0.7,
-        f"The KV cache is full ({worst.kv:.0%}) and {format_count(worst.waiting)} requests wait with {format_count(worst.running)} running: the pool, not the card, limits this server.",
+        f"The KV cache {'is' if at_end else 'was'} full ({worst.kv:.0%}) and {format_count(worst.waiting)} requests {'wait' if at_end else 'waited'} with {format_count(worst.running)} running: the pool, not the card, limits this server.",
         unique,
         strength=COUNTERS,
         risk=True,
