@@ -291,6 +291,7 @@ class EngineFacts:
     graph_bytes: int | None = None
     available_gpu_bytes: int | None = None  # SGLang's available_gpu_mem at ready
     model_config: Mapping[str, Any] | None = None
+    gpu_name: str | None = None  # as NVML names the card
     load: EngineSample | None = None  # of a running engine: its counters, just read
 
 
@@ -355,6 +356,9 @@ class Effect:
     freed_bytes: int | None = None
     max_concurrency_before: float | None = None
     max_concurrency_after: float | None = None
+    kv_tokens_after_low: int | None = None
+    """With `kv_tokens_after_high`: where the prediction expects `kv_tokens_after`."""
+    kv_tokens_after_high: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

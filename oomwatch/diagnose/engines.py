@@ -133,6 +133,7 @@ def describe_engine(
         if run is not None and run.find("sglang.capacity")
         else None,
         model_config=inputs.model_config,
+        gpu_name=gpu_name,
     )
 
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from oomwatch.errors import OomwatchError
-from oomwatch.memory.budget import Known
-from oomwatch.memory.config_source import load_model
+from oomwatch.memory.budget import Budget, Known, Term
+from oomwatch.memory.config_source import Found, load_model
 from oomwatch.memory.devices import Device, find_device
 from oomwatch.memory.hf_config import parse_config
 from oomwatch.memory.model_config import ModelConfig
-from oomwatch.memory.planner import Plan, PlanInput, change, plan
+from oomwatch.memory.planner import Plan, PlanInput, change, plan, without_facts
 from oomwatch.records import EngineFacts
 from oomwatch.units import GIB
 
@@ -27,10 +27,25 @@ class Prediction:
 
     before: Plan
     after: Plan
-    freed_bytes: int
+    gained_bytes: int
     """KV memory gained on each GPU; negative when it shrinks."""
+    freed_bytes: int
+    """Bytes of each GPU that weights, activations, graphs or a smaller pool no longer take."""
+    kv_low_bytes: int
+    kv_high_bytes: int
     tokens_low: int
     tokens_high: int
+
+    @property
+    def surely_refused(self) -> bool:
+        """Whether the changed server does not start even where the interval is kindest."""
+        plan = self.after
+        if plan.refusal == "weights_dont_fit":
+            return plan.budget.weights.low > plan.budget.total_bytes
+        if plan.refusal in ("kv_no_blocks", "kv_lt_max_len"):
+            needed = max(1, plan.layout.request_blocks(plan.settings.max_model_len))
+            return plan.layout.blocks(self.kv_high_bytes) < needed
+        return plan.refusal is not None
 
 
 def plan_input(
@@ -48,7 +63,9 @@ def plan_input(
     """
     if engine.engine not in ("vllm", "sglang") or engine.fork is not None:
         return None
-    model = model or _model(engine)
+    if model is None:
+        found = known_model(engine)
+        model = found.model if found else None
     device = device or _device(engine, gpu_name)
     if model is None or device is None:
         return None
@@ -85,32 +102,73 @@ def predict(
     unset: tuple[str, ...] = (),
     env: Mapping[str, str] | None = None,
 ) -> Prediction | None:
-    """The effect of changed flags; None where the model cannot plan them."""
+    """The effect of changed flags; None where the model cannot plan them.
+
+    From a pool whose size was read, only the difference is predicted, and only its uncertainty
+    counts: a change of the share moves the pool by a known amount.
+    """
     try:
         before = plan(given)
-        changed = change(given, set_flags, unset, env)
-        after = plan(changed)
+        after = plan(change(given, set_flags, unset, env))
+        base = plan(without_facts(given, {*set_flags, *unset}))
     except OomwatchError:
         return None
+    low, high = after.kv_low_bytes, after.kv_high_bytes
+    if given.known.kv_available_bytes is not None:
+        spread = given.known.kv_rounding_bytes + sum(
+            abs((new.high - new.low) - (old.high - old.low)) // 2
+            for old, new in _terms(base.budget, after.budget)
+        )
+        low, high = after.kv_available_bytes - spread, after.kv_available_bytes + spread
     length = after.settings.max_model_len
-    tokens = [
-        after.layout.tokens(after.layout.blocks(size), length)
-        for size in (after.kv_low_bytes, after.kv_high_bytes)
-    ]
+    tokens = [after.layout.tokens(after.layout.blocks(size), length) for size in (low, high)]
+    if after.settings.blocks_override is not None:
+        tokens = [after.tokens, after.tokens]
     return Prediction(
         before=before,
         after=after,
-        freed_bytes=after.kv_available_bytes - before.kv_available_bytes,
+        gained_bytes=after.kv_available_bytes - before.kv_available_bytes,
+        freed_bytes=_freed(given, before, base, after),
+        kv_low_bytes=low,
+        kv_high_bytes=high,
         tokens_low=tokens[0],
         tokens_high=tokens[1],
     )
 
 
-def _model(engine: EngineFacts) -> ModelConfig | None:
+def _terms(before: Budget, after: Budget) -> tuple[tuple[Term, Term], ...]:
+    """Each share before and after."""
+    return (
+        (before.weights, after.weights),
+        (before.activation, after.activation),
+        (before.graphs, after.graphs),
+        (before.non_torch, after.non_torch),
+    )
+
+
+def _freed(given: PlanInput, before: Plan, base: Plan, after: Plan) -> int:
+    """Decreases of all shares together; `base` is the old command by the model alone."""
+    changes = [old.bytes - new.bytes for old, new in _terms(base.budget, after.budget)]
+    printed = given.known.weights_bytes
+    if printed is not None and base.budget.weights.bytes:
+        changes[0] = round(changes[0] * printed / base.budget.weights.bytes)
+    if after.settings.kv_cache_memory_bytes is not None:
+        changes.append(before.kv_available_bytes - after.kv_available_bytes)
+    else:
+        changes.append(before.budget.requested_bytes - after.budget.requested_bytes)
+    return sum(max(0, size) for size in changes)
+
+
+def known_model(engine: EngineFacts) -> Found | None:
+    """The sizes of an engine's model and where they are from; None where nothing here knows them.
+
+    Asks the given configuration, a folder or cached copy that the command names, then the built-in
+    table; never a network.
+    """
     try:
         if engine.model_config:
-            return parse_config(engine.model_config)
-        return load_model(None, engine.model).model if engine.model else None
+            return Found(parse_config(engine.model_config), "the given model configuration")
+        return load_model(None, engine.model) if engine.model else None
     except OomwatchError:
         return None
 

@@ -8,7 +8,7 @@ to changed settings, so that predictions for a running server start from what it
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from oomwatch.memory.budget import Budget, Known, Term, divide
@@ -121,23 +121,28 @@ def change(
     """
     arguments = {k: v for k, v in given.arguments.items() if k not in unset}
     arguments.update(set_flags)
-    known = given.known
+    lasting = without_facts(given)
     offset = given.offset_bytes
-    if known.kv_available_bytes is not None:
-        free = dataclasses.replace(given, known=dataclasses.replace(known, kv_available_bytes=None))
-        offset += known.kv_available_bytes - plan(free).kv_available_bytes
-    if _moves_weights({*set_flags, *unset}):
-        known = Known(free_at_start_bytes=known.free_at_start_bytes)
-    else:
-        known = Known(
-            weights_bytes=known.weights_bytes, free_at_start_bytes=known.free_at_start_bytes
-        )
+    if "--num-gpu-blocks-override" not in given.arguments and lasting.known != given.known:
+        offset += plan(given).kv_available_bytes - plan(lasting).kv_available_bytes
     return dataclasses.replace(
-        given,
+        without_facts(given, {*set_flags, *unset}),
         arguments=arguments,
         env={**given.env, **(env or {})},
-        known=known,
         offset_bytes=offset,
+    )
+
+
+def without_facts(given: PlanInput, changed: Collection[str] = ()) -> PlanInput:
+    """The same server with only those facts that still hold when the flags `changed` change."""
+    known = given.known
+    return dataclasses.replace(
+        given,
+        known=Known(
+            weights_bytes=None if _moves_weights(set(changed)) else known.weights_bytes,
+            free_at_start_bytes=known.free_at_start_bytes,
+            checkpoint_bytes=known.checkpoint_bytes,
+        ),
     )
 
 

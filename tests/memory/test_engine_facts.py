@@ -28,14 +28,15 @@ def test_a_start_that_was_seen_is_planned_from_its_own_numbers():
     found = predict(given, {"--kv-cache-dtype": "fp8"})
     assert found.before.kv_available_bytes == FACTS.kv_bytes
     assert found.after.tokens == pytest.approx(2 * found.before.tokens, rel=1e-3)
-    assert found.freed_bytes == 0
+    assert found.gained_bytes == found.freed_bytes == 0
     assert found.tokens_low <= found.after.tokens <= found.tokens_high
 
 
 def test_more_share_gains_exactly_that_share():
     given = plan_input(FACTS, gpu_name="h100")
-    gained = predict(given, {"--gpu-memory-utilization": "0.95"}).freed_bytes
-    assert gained == pytest.approx(0.05 * FACTS.total_bytes, abs=2)
+    gained = predict(given, {"--gpu-memory-utilization": "0.95"})
+    assert gained.freed_bytes == 0
+    assert gained.gained_bytes == pytest.approx(0.05 * FACTS.total_bytes, abs=2)
 
 
 def test_a_remedy_that_would_not_start_is_known_before():
