@@ -29,6 +29,7 @@ GPU_OOM: Final = (
     "torch.mig_assert",
     "tvm.oom",
     "torch.cumem",
+    "torch.memory_saver",
     "vllm.weights_oom",
 )
 """Patterns of a GPU allocation that was refused."""

@@ -21,6 +21,8 @@ from oomwatch.units import format_count, format_duration
 
 _FULL: Final = 0.97
 _HIGH: Final = 0.9
+_MOST: Final = 0.5
+_FEW: Final = 8
 _STORM_PER_MINUTE: Final = 6.0
 """Preemptions a minute that cost real work; a few are harmless (taxonomy)."""
 
@@ -244,10 +246,10 @@ def preemption_storm(facts: Facts) -> Finding | None:
     points = points_of(facts)
     minutes, count = _preemptions(events, points)
     if count is None or count < 2:
-        return None
+        return _swapping(facts, points)
     rate = count / minutes if minutes else None
-    if rate is not None and rate < _STORM_PER_MINUTE and count < 100:
-        return None
+    if rate is not None and rate < (_STORM_PER_MINUTE if count < 100 else 1):
+        return _swapping(facts, points)
     mode = events[-1].fields.get("mode") if events else "RECOMPUTE"
     swapped = max((p.swapped or 0 for p in points), default=0)
     cause = (
@@ -268,7 +270,7 @@ def preemption_storm(facts: Facts) -> Finding | None:
     return found(
         facts,
         cause,
-        0.88 if events else 0.75,
+        0.88 if events or facts.is_v0 else 0.75,
         sentence,
         evidence,
         strength=COUNTERS,
@@ -279,6 +281,28 @@ def preemption_storm(facts: Facts) -> Finding | None:
             "running": last.running if last else None,
             "waiting": last.waiting if last else None,
             "kv_usage_ratio": last.kv if last else None,
+        },
+    )
+
+
+def _swapping(facts: Facts, points: Sequence[Point]) -> Finding | None:
+    """V0 before 0.4.3 prints no line: sequences that stay swapped out tell."""
+    out = [p for p in points if (p.swapped or 0) > 0]
+    if len(out) < 3 or points[-1] not in out:
+        return None
+    most = max(out, key=lambda p: p.swapped or 0)
+    return found(
+        facts,
+        "kv_preempt_swap_storm",
+        0.87,
+        f"The KV cache is too small for the running requests: up to {format_count(most.swapped)} of them lie swapped out in host memory.",
+        [out[0].evidence, most.evidence],
+        strength=COUNTERS,
+        risk=True,
+        values={
+            "running": most.running,
+            "waiting": most.waiting,
+            "kv_usage_ratio": most.kv,
         },
     )
 
@@ -351,7 +375,9 @@ def retraction_storm(facts: Facts) -> Finding | None:
 
 def never_fits(facts: Facts) -> Finding | None:
     """A request waits for ever, as it can never fit the pool."""
-    gave_up = facts.said("sglang.retract_gave_up", "sglang.still_out", "vllm.input_over_pool_v0")
+    alone = ("sglang.retract_gave_up", "sglang.still_out", "vllm.input_over_pool_v0")
+    hit = facts.failing(*alone)
+    gave_up = hit[0] if hit else facts.said(*alone)
     if gave_up is not None:
         return found(
             facts,
@@ -374,6 +400,8 @@ def never_fits(facts: Facts) -> Finding | None:
         else:
             break
     tail.reverse()
+    if len(points) == 1 and tail:
+        return _waits_at_empty_cache(facts, points[0])
     if len(tail) < 3:
         return None
     first, last = tail[0], tail[-1]
@@ -425,6 +453,27 @@ def never_fits(facts: Facts) -> Finding | None:
             "max_model_len": engine.max_model_len,
             "override": bool(override),
         },
+    )
+
+
+def _waits_at_empty_cache(facts: Facts, point: Point) -> Finding | None:
+    """One look only: requests wait for capacity while nothing runs and the cache is empty."""
+    return found(
+        facts,
+        "kv_request_never_fits",
+        0.55,
+        f"{format_count(point.waiting)} requests wait with nothing running and an empty KV cache; if that lasts, the first of them needs more than the whole pool.",
+        [point.evidence],
+        strength=COUNTERS,
+        risk=True,
+        values={
+            "waiting": point.waiting,
+            "running": 0,
+            "kv_usage_ratio": point.kv,
+            "kv_tokens": facts.engine.kv_tokens,
+            "max_model_len": facts.engine.max_model_len,
+        },
+        unseen=("Whether it lasts: read the page again after half a minute.",),
     )
 
 
@@ -484,7 +533,7 @@ def saturation(facts: Facts) -> Finding | None:
         return None
     full = [p for p in points if (p.kv or 0) >= _HIGH and (p.waiting or 0) > 0]
     if not full:
-        return None
+        return _next_does_not_fit(facts, points)
     worst = max(full, key=lambda p: ((p.kv or 0) >= _FULL, p.waiting or 0))
     last = points[-1]
     sliding = _shrinking(points)
@@ -515,6 +564,37 @@ def saturation(facts: Facts) -> Finding | None:
         else ("Preemptions: vLLM V1 logs none; its counter vllm:num_preemptions_total tells.",)
         if facts.engine.engine == "vllm"
         else (),
+    )
+
+
+def _next_does_not_fit(facts: Facts, points: Sequence[Point]) -> Finding | None:
+    """A long request holds most of the cache, and none of those that wait fits beside it."""
+    tail = points[-4:]
+    seqs = facts.number("--max-num-seqs", "--max-running-requests")
+    if (
+        len(tail) < 4
+        or facts.lora
+        or any((p.kv or 0) < _MOST or (p.waiting or 0) < 1 for p in tail)
+        or any((p.running or 0) < 1 or (p.running or 0) > _FEW for p in tail)
+        or any((p.running or 0) >= (seqs or _FEW + 1) for p in tail)
+    ):
+        return None
+    last = tail[-1]
+    return found(
+        facts,
+        "kv_saturation",
+        0.7,
+        f"{format_count(last.running)} running requests hold {last.kv:.0%} of the KV cache, and none of the {format_count(last.waiting)} that wait fits beside them.",
+        [tail[0].evidence, last.evidence],
+        strength=COUNTERS,
+        risk=True,
+        values={
+            "kv_usage_ratio": last.kv,
+            "running": last.running,
+            "waiting": last.waiting,
+            "kv_tokens": facts.engine.kv_tokens,
+            "max_model_len": facts.engine.max_model_len,
+        },
     )
 
 
