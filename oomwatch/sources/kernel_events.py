@@ -20,8 +20,8 @@ LONGEST_MESSAGE: Final = 4096
 """Characters; the kernel's own limit is 1 or 2 KiB. What is longer is somebody else's text."""
 
 INTERESTING: Final = re.compile(
-    r"oom|[Oo]ut of [Mm]emory|Kill|killed|NVRM|Xid|EDAC|Hardware Error|Memory failure|segfault"
-    r"|traps: |memory: usage|limit of|\[\s*(?:pid|\d+)\s*\]\s+(?:uid|\d+)\s"
+    r"oom|[Oo]ut of [Mm]emory|Kill|killed|NVRM|dxgkio|Xid|EDAC|Hardware Error|Memory failure"
+    r"|segfault|traps: |memory: usage|limit of|\[\s*(?:pid|\d+)\s*\]\s+(?:uid|\d+)\s"
 )
 """Cheap test: a line without any of these can be left out, except in the journal's export form."""
 
@@ -64,6 +64,8 @@ _XID: Final = re.compile(
 )
 _GPU_UUID: Final = re.compile(r"NVRM: GPU at (?:PCI:)?([0-9a-fA-F:.]+): (GPU-[0-9a-fA-F-]+)")
 _DRIVER_NO_MEMORY: Final = re.compile(r"NVRM: .*\bNV_ERR_NO_MEMORY\b.*")
+# The paravirtual driver of WSL: -12 is ENOMEM.
+_RESIDENCY: Final = re.compile(r".*\bdxgkio_make_resident: Ioctl failed: -12\b.*")
 _MISMATCH: Final = re.compile(
     r"NVRM: API mismatch: the client(?: '[^']*' \(pid \d+\))? has the version ([\d.]+\d)"
     r"(?:.{0,20}kernel module has the version ([\d.]+\d))?.*"
@@ -299,6 +301,7 @@ _SIMPLE: Final[
 ] = (
     (_XID, "xid", _xid_fields),
     (_DRIVER_NO_MEMORY, "driver_no_memory", lambda _: {}),
+    (_RESIDENCY, "driver_no_memory", lambda _: {}),
     (
         _MISMATCH,
         "driver_mismatch",

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from oomwatch.diagnose.rules import (
+    endings,
     host,
+    host_start,
+    kv_checks,
     lookalikes,
+    nccl,
     peaks,
     pools,
     processes,
@@ -18,12 +22,16 @@ from oomwatch.diagnose.rules.findings import Rule
 
 RULES: Final[tuple[Rule, ...]] = (
     *host.RULES,
+    *host_start.RULES,
     *processes.RULES,
     *startup_checks.RULES,
+    *kv_checks.RULES,
     *startup_allocations.RULES,
+    *nccl.RULES,
     *peaks.RULES,
     *pools.RULES,
     *trends.RULES,
     *lookalikes.RULES,
+    *endings.RULES,
 )
 """Every rule; all run on the same facts, the judge ranks what they find."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+from oomwatch.diagnose.endings import Ending, endings
 from oomwatch.diagnose.facts import Facts, KernelCitation, cite
 from oomwatch.diagnose.rules.findings import ARITHMETIC, COUNTERS, KERNEL, STAGE, Rule, found
 from oomwatch.records import Evidence, Finding
@@ -19,6 +20,12 @@ _ENGINE_COMM: Final = re.compile(
     r"(?i)^(?:VLLM|vllm|sglang|python|ray::|pt_main|llama|ollama|text-gener|tgi|lmdeploy|Worker|EngineCore|api_server)"
 )
 _COMPILER_COMM: Final = re.compile(r"^(?:cicc|nvcc|ptxas|cc1plus|ninja|c\+\+|g\+\+|clang)")
+_KILLED_FOR_MEMORY: Final = (
+    "exit.systemd_oom",
+    "exit.oom_result",
+    "exit.oom_reason",
+    "exit.oom_container",
+)
 _HARDWARE_XIDS: Final = frozenset(
     {48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 110, 119, 120, 136, 140, 143, 149, 154, 155, 156}
 )
@@ -166,7 +173,7 @@ def _last_words(facts: Facts) -> list[Evidence]:
         "vllm.worker_died",
         "vllm.worker_died_v0",
         "sglang.child_died",
-        "exit.systemd_oom",
+        *_KILLED_FOR_MEMORY,
     )
     return [cite(event.line)] if event else []
 
@@ -177,11 +184,7 @@ def killed_while_compiling(facts: Facts) -> Finding | None:
         return None
     compilers = facts.series.compilers
     total = sum(c.rss.last for c in compilers)
-    dead = (
-        facts.series.oom_kills > 0
-        or facts.said("exit.killed") is not None
-        or _code(facts) in (137, -9)
-    )
+    dead = facts.series.oom_kills > 0 or _killed_line(facts) is not None
     if not dead:
         return None
     evidence = [
@@ -234,21 +237,15 @@ def _number(value: float | None) -> int | None:
     return round(value) if value else None
 
 
-def _code(facts: Facts) -> int | None:
-    event = (
-        facts.run.find_last("exit.code", "vllm.worker_died", "vllm.worker_died_v0")
-        if facts.run
-        else None
-    )
-    try:
-        return int(event.fields["exit_code"]) if event else None
-    except (KeyError, ValueError):
-        return None
+def _killed_line(facts: Facts) -> Ending | None:
+    """The last line that says that a process was ended by SIGKILL."""
+    events = facts.run.events if facts.run else ()
+    return next((e for e in reversed(endings(events, facts.messengers)) if e.killed), None)
 
 
 def counted_kill(facts: Facts) -> Finding | None:
     """The cgroup counted an OOM kill, or the unit was killed for memory, without a kernel line."""
-    said = facts.said("exit.systemd_oom")
+    said = facts.said(*_KILLED_FOR_MEMORY)
     if (
         (facts.series.oom_kills <= 0 and said is None)
         or any(c.event.kind == "oom_kill" for c in facts.kernel)
@@ -290,21 +287,8 @@ def killed_while_loading(facts: Facts) -> Finding | None:
     run = facts.run
     if run is None or facts.failures or run.served or facts.kernel:
         return None
-    event = run.find_last(
-        "exit.killed",
-        "exit.code",
-        "exit.signal",
-        "exit.systemd",
-        "vllm.worker_died",
-        "vllm.worker_died_v0",
-    )
-    code = _code(facts)
-    killed = event is not None and (
-        event.pattern.id == "exit.killed"
-        or code in (137, -9)
-        or event.fields.get("signal") in ("SIGKILL", "KILL")
-    )
-    if not killed or event is None or run.stage not in ("load", "loaded") or run.reached("profile"):
+    ending = _killed_line(facts)
+    if ending is None or run.stage not in ("load", "loaded") or run.reached("profile"):
         return None
     repack = (
         run.stage == "loaded"
@@ -315,13 +299,13 @@ def killed_while_loading(facts: Facts) -> Finding | None:
         "host_oom_repack" if repack and _offloads(facts) else "host_oom_load",
         0.6,
         "The process was killed (SIGKILL) while the model was being loaded and printed no error of its own: host memory most likely ran out.",
-        [cite(event.line), *_available(facts)],
+        [cite(ending.line), *_available(facts)],
         strength=STAGE,
-        order=event.order,
+        order=ending.order,
         values={
             "stage": run.stage,
             "host_total_bytes": facts.series.host_total_bytes,
-            "exit_code": code,
+            "exit_code": ending.exit_code,
         },
         unseen=(
             "Who sent the signal: the kernel log (`journalctl -k`, `dmesg`) or the cgroup's memory.events.",
@@ -335,11 +319,7 @@ def _offloads(facts: Facts) -> bool:
 
 def driver_no_memory(facts: Facts) -> Finding | None:
     """The driver itself could not allocate: on a shared-memory board the host is full."""
-    lines = [
-        c
-        for c in facts.kernel
-        if "NV_ERR_NO_MEMORY" in c.event.text
-    ]
+    lines = [c for c in facts.kernel if "NV_ERR_NO_MEMORY" in c.event.text]
     starting = facts.run is None or not (facts.run.served or facts.run.reached("ready"))
     silent = (
         facts.unified

@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from oomwatch.diagnose.events import Failure, LogEvent
+from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.facts import Facts, cite, cite_failure
 from oomwatch.diagnose.frames import find_stage, telling_frame
 from oomwatch.diagnose.points import points_of
 from oomwatch.diagnose.rules.findings import (
     COUNTERS,
-    KERNEL,
-    LIFECYCLE,
     NAMED_CHECK,
-    NOTHING,
     REQUEST,
     STAGE,
     Rule,
@@ -174,7 +171,7 @@ def hang(facts: Facts) -> Finding | None:
     run = facts.run
     if event is None or run is None or run.last is None or facts.failures:
         return None
-    if (not facts.served and not facts.ready) or event.line.number < run.last.number - 60:
+    if (not facts.served and not facts.ready) or event.order < run.last_alive:
         return None
     return found(
         facts,
@@ -232,6 +229,8 @@ def unnamed(facts: Facts) -> Finding | None:
         and f.oom is None
         and _base(f.name) not in _NOT_FATAL
         and not f.relayed
+        and f.match("nccl.cuda_error") is None  # NCCL's own line decides, see nccl.full_card
+        and not _explained(facts, f)
     ]
     if not own:
         return None
@@ -283,227 +282,14 @@ def unnamed(facts: Facts) -> Finding | None:
     )
 
 
+def _explained(facts: Facts, failure: Failure) -> bool:
+    """Whether it is NCCL's general error, whose reason NCCL's own line gives just before or after."""
+    general = failure.match("nccl.cuda_error", "nccl.system_error") is not None
+    return general and facts.failing("nccl.unsupported", "nccl.oom", "nccl.shm") is not None
+
+
 def _base(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def native_crash(facts: Facts) -> Finding | None:
-    """A process ended by SIGSEGV, SIGILL or SIGBUS."""
-    run = facts.run
-    kernel = next((c for c in facts.kernel if c.event.kind == "native_crash"), None)
-    events = (
-        run.all(
-            "crash.native",
-            "exit.signal",
-            "exit.systemd",
-            "vllm.worker_died",
-            "vllm.worker_died_v0",
-            "exit.code",
-        )
-        if run
-        else []
-    )
-    for event in events:
-        signal = _signal(event.fields)
-        if event.pattern.id == "crash.native" or signal in (
-            "SIGSEGV",
-            "SIGILL",
-            "SIGBUS",
-            "SEGV",
-            "ILL",
-            "BUS",
-        ):
-            if facts.run is not None and "us error" in event.line.text and not facts.served:
-                return None  # a bus error at start is shared memory, see nccl_memory
-            evidence = [cite(event.line), *([kernel.evidence()] if kernel else [])]
-            return found(
-                facts,
-                "native_crash",
-                0.85,
-                "A process of the engine crashed in native code (segmentation fault, illegal instruction or bus error); memory did not run out.",
-                evidence,
-                strength=NAMED_CHECK,
-                order=event.order,
-                values={"signal": signal},
-            )
-    if kernel is not None and (
-        kernel.event.fields.get("pid") in facts.tree_pids or not facts.has_log
-    ):
-        return found(
-            facts,
-            "native_crash",
-            0.8,
-            "The kernel logged a crash of the engine in native code.",
-            [kernel.evidence()],
-            strength=KERNEL,
-        )
-    return None
-
-
-def _signal(fields: Any) -> str | None:
-    signal = fields.get("signal")
-    if signal:
-        return str(signal)
-    code = str(fields.get("exit_code") or "")
-    return {
-        "-11": "SIGSEGV",
-        "139": "SIGSEGV",
-        "-4": "SIGILL",
-        "132": "SIGILL",
-        "-7": "SIGBUS",
-        "135": "SIGBUS",
-        "-9": "SIGKILL",
-        "137": "SIGKILL",
-    }.get(code)
-
-
-def orchestrator(facts: Facts) -> Finding | None:
-    """A probe, an eviction or a reclaim ended the server."""
-    event = facts.said("orchestrator.kill")
-    if event is None or facts.failures:
-        return None
-    return found(
-        facts,
-        "killed_by_orchestrator",
-        0.8,
-        "The orchestrator ended the server (probe, eviction, time-out or reclaim); memory is not the reason given.",
-        [cite(event.line)],
-        strength=COUNTERS,
-        order=event.order,
-    )
-
-
-def killed(facts: Facts) -> Finding | None:
-    """A process was killed or vanished, and nothing in the input says by whom."""
-    run = facts.run
-    if run is None or facts.failures:
-        return None
-    event = next((e for e in run.events if _ended_by_kill(e)), None)
-    stop = run.find("shutdown.requested")
-    line = event.line if event else None
-    if event is None:
-        dead = next((m for m in facts.messengers), None)
-        if dead is None or not (run.served or run.reached("ready")):
-            return None
-        line, order = dead.line, dead.order
-    else:
-        order = event.order
-    if line is None or (stop is not None and stop.order < order):
-        return None
-    signal = _signal(event.fields) if event else None
-    code = event.fields.get("exit_code") if event else None
-    sure = signal in ("SIGKILL", "KILL") or (
-        event is not None and event.pattern.id == "exit.killed"
-    )
-    return found(
-        facts,
-        "killed_by_signal",
-        0.6 if sure else 0.45,
-        "A process of the engine was killed (SIGKILL) and printed no error; the log alone cannot say who sent the signal."
-        if sure
-        else "A process of the engine is gone without a word; the log alone cannot say why.",
-        [cite(line)],
-        strength=LIFECYCLE,
-        order=order,
-        values={"signal": signal or ("SIGKILL" if sure else None), "exit_code": code},
-        unseen=(
-            "Whether the kernel's OOM killer did it: `journalctl -k`, `dmesg`, or the cgroup's memory.events.",
-        ),
-    )
-
-
-def _ended_by_kill(event: LogEvent) -> bool:
-    """Whether a line says that a process is gone, other than by a request to stop."""
-    identity = event.pattern.id
-    if identity in (
-        "vllm.worker_died",
-        "vllm.worker_died_v0",
-        "vllm.engine_process_died",
-        "exit.killed",
-    ):
-        return True
-    if identity not in ("exit.code", "exit.signal", "exit.systemd"):
-        return False
-    signal = _signal(event.fields)
-    if signal is None:
-        return str(event.fields.get("exit_code")) not in ("0", "None", "143", "-15", "130", "-2")
-    return signal in ("SIGKILL", "KILL", "SIGABRT", "ABRT")
-
-
-def stopped(facts: Facts) -> Finding | None:
-    """The server was asked to stop, and did."""
-    run = facts.run
-    event = run.find("shutdown.requested") if run else None
-    if run is None or event is None:
-        return None
-    before = [f for f in (*facts.failures, *facts.messengers) if f.order < event.order]
-    if before:
-        return None
-    return found(
-        facts,
-        "shutdown_requested",
-        0.8,
-        "The server was asked to stop and did; errors after that line mean nothing.",
-        [cite(event.line)],
-        strength=LIFECYCLE,
-        order=event.order,
-    )
-
-
-def wrapper_only(facts: Facts) -> Finding | None:
-    """Only the message that something failed is in the input, not what."""
-    if facts.failures or not facts.messengers:
-        return None
-    first = min(facts.messengers, key=lambda m: m.order)
-    stop = facts.run.find("shutdown.requested") if facts.run else None
-    if stop is not None and stop.order < first.order:
-        return None
-    unseen = (
-        "The lines of the engine core and its workers, where the cause stands: this log holds only the messenger.",
-    )
-    if facts.served or (facts.ready and not facts.run_failed_to_start):
-        return found(
-            facts,
-            "irregular_unknown",
-            0.3,
-            "The engine died; why is not in this input, only that it did.",
-            [cite(first.line)],
-            strength=NOTHING,
-            order=first.order,
-            unseen=unseen,
-        )
-    pinned = facts.engine.arguments.get("--kv-cache-memory-bytes")
-    if pinned not in (None, ""):
-        return found(
-            facts,
-            "kv_alloc_overcommit",
-            0.4,
-            f"The start failed and the log holds only the messenger; the KV cache is pinned to {pinned} bytes, which nothing checks against free memory.",
-            [cite(first.line)],
-            strength=NOTHING,
-            order=first.order,
-            unseen=unseen,
-        )
-    return found(
-        facts,
-        "startup_unknown",
-        0.3,
-        "The start failed; why is not in this input, only that it did.",
-        [cite(first.line)],
-        strength=NOTHING,
-        order=first.order,
-        unseen=unseen,
-    )
-
-
-RULES: Final[tuple[Rule, ...]] = (
-    named,
-    hang,
-    adapter_queue,
-    unnamed,
-    native_crash,
-    orchestrator,
-    killed,
-    stopped,
-    wrapper_only,
-)
+RULES: Final[tuple[Rule, ...]] = (named, hang, adapter_queue, unnamed)

@@ -336,56 +336,6 @@ def capture_failed(facts: Facts) -> Finding | None:
     )
 
 
-def nccl_memory(facts: Facts) -> Finding | None:
-    """NCCL could not get memory: on the card, or in the container's shared memory."""
-    hit = facts.failing("nccl.oom")
-    if hit is not None and not facts.served:
-        failure, _ = hit
-        return found(
-            facts,
-            "nccl_init",
-            0.9,
-            "NCCL could not get GPU memory for its communicators (CUDA failure 2): the cards are nearly full before the model loads.",
-            cite_failure(failure),
-            strength=NAMED_CHECK,
-            order=failure.order,
-            values={"stage": "nccl"},
-            unseen=("Which process holds the cards: NVML's process list.",),
-        )
-    shm = facts.failing("nccl.shm") or facts.failing("nccl.system_error")
-    said = facts.said("nccl.shm")
-    bus = facts.said("crash.bus_error")
-    if shm is None and said is None and not (bus and _ranks(facts) > 1 and not facts.served):
-        return None
-    if facts.served and said is None:
-        return None
-    named = said is not None or facts.failing("nccl.shm") is not None
-    raised: Failure | None = shm[0] if shm else None
-    line = said.line if said else raised.line if raised is not None else bus.line if bus else None
-    if line is None:
-        return None
-    return found(
-        facts,
-        "shm_too_small",
-        0.92 if named else 0.6,
-        "The ranks could not get shared memory (/dev/shm) for NCCL: the container's share is too small."
-        if named
-        else "NCCL failed with a system error while the ranks connected; in a container this is nearly always a /dev/shm that is too small.",
-        [
-            cite(line),
-            *(cite_failure(raised) if raised is not None and raised.line is not line else ()),
-        ],
-        strength=NAMED_CHECK if named else STAGE,
-        order=min((x.order for x in (raised, said, bus) if x is not None), default=None),
-        values={"stage": "nccl"},
-        unseen=() if named else ("NCCL's own reason: start once with NCCL_DEBUG=INFO.",),
-    )
-
-
-def _ranks(facts: Facts) -> float:
-    return facts.number("--tensor-parallel-size", "--tp-size") or 1
-
-
 def cpu_cache(facts: Facts) -> Finding | None:
     """The KV cache in host memory (CPU back-end) could not be allocated."""
     hit = facts.failing("torch.cpu_alloc", "host.alloc", "host.bad_alloc")
@@ -421,4 +371,4 @@ def _number(text: object) -> int | None:
     return int(text) if isinstance(text, str) and text.isdigit() and len(text) < 20 else None
 
 
-RULES: Final[tuple[Rule, ...]] = (startup_allocation, capture_failed, nccl_memory, cpu_cache)
+RULES: Final[tuple[Rule, ...]] = (startup_allocation, capture_failed, cpu_cache)

@@ -6,7 +6,8 @@ from typing import Final
 
 from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.facts import Facts
-from oomwatch.units import GIB, MIB
+from oomwatch.records import Evidence
+from oomwatch.units import GIB, MIB, format_bytes
 
 _SIBLING: Final = 1 * GIB
 """Contexts of sibling ranks take 250 to 500 MiB each and are no tenants (taxonomy)."""
@@ -47,3 +48,21 @@ def hidden_bytes(failure: Failure) -> int:
         return 0
     rest = used - oom.allocated_bytes - (oom.reserved_bytes or 0) - listed - round(_CONTEXT)
     return max(0, rest) if rest > max(0.25 * oom.total_bytes, 3 * GIB) else 0
+
+
+def holder_evidence(facts: Facts) -> list[Evidence]:
+    """Foreign processes that hold GPU memory, largest first."""
+    foreign = [
+        h for h in facts.series.holders if h.pid not in facts.tree_pids and h.used.last > 0.5 * GIB
+    ]
+    foreign.sort(key=lambda h: -h.used.last)
+    return [
+        Evidence(
+            "nvml",
+            str(h.pid),
+            text=f"{h.name} (PID {h.pid}) holds {format_bytes(h.used.last)} on GPU {h.gpu}",
+            value=round(h.used.last),
+            unit="bytes",
+        )
+        for h in foreign[:3]
+    ]

@@ -1,0 +1,112 @@
+"""NCCL's failures at start: no GPU memory, no shared memory, or no word of why.
+
+Python says only "unhandled cuda error" or "unhandled system error"; NCCL's own line, which needs
+NCCL_DEBUG or a WARN, tells a full card from an operation that the cards do not support.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oomwatch.diagnose.events import Failure
+from oomwatch.diagnose.facts import Facts, cite, cite_failure
+from oomwatch.diagnose.rules.findings import NAMED_CHECK, NOTHING, STAGE, Rule, found
+from oomwatch.records import Evidence, Finding
+from oomwatch.units import GIB, format_bytes
+
+_FULL: Final = 1 * GIB
+"""Communicators need some hundreds of MiB a card."""
+
+
+def full_card(facts: Facts) -> Finding | None:
+    """NCCL could not get GPU memory for its communicators, by its own line or by what NVML saw."""
+    if facts.served:
+        return None
+    hit = facts.failing("nccl.oom")
+    bare = facts.failing("nccl.cuda_error")
+    evidence: list[Evidence] = []
+    if hit is not None:
+        failure, _ = hit
+        why = "(CUDA failure 2)"
+        confidence = 0.9
+    elif bare is not None and facts.failing("nccl.unsupported") is None:
+        failure, _ = bare
+        free = min((trend.low for trend in facts.series.gpu_free.values()), default=None)
+        if free is None or free > _FULL:
+            return _unexplained(facts, failure)
+        why, confidence = f"({format_bytes(free)} of a card were free)", 0.72
+        evidence = [
+            Evidence(
+                "nvml", "free_bytes", text="free memory at the lowest", value=free, unit="bytes"
+            )
+        ]
+    else:
+        return None
+    return found(
+        facts,
+        "nccl_init",
+        confidence,
+        f"NCCL could not get GPU memory for its communicators {why}: the cards are nearly full before the model loads.",
+        [*cite_failure(failure), *evidence],
+        strength=NAMED_CHECK,
+        order=failure.order,
+        values={"stage": "nccl"},
+        unseen=()
+        if facts.series.holders
+        else ("Which process holds the cards: NVML's process list.",),
+    )
+
+
+def _unexplained(facts: Facts, failure: Failure) -> Finding:
+    return found(
+        facts,
+        "startup_unknown",
+        0.35,
+        "NCCL failed with a CUDA error while the ranks connected; its own line, which tells a full card from an operation"
+        " that is not supported, is not in this input.",
+        cite_failure(failure),
+        strength=NOTHING,
+        order=failure.order,
+        values={"stage": "nccl"},
+        unseen=("NCCL's own reason: start once with NCCL_DEBUG=INFO.",),
+    )
+
+
+def shared_memory(facts: Facts) -> Finding | None:
+    """The ranks could not get shared memory: NCCL's segment, or a bus error while several ranks start."""
+    shm = facts.failing("nccl.shm") or facts.failing("nccl.system_error")
+    said = facts.said("nccl.shm")
+    bus = facts.said("crash.bus_error")
+    if shm is None and said is None and not (bus and _ranks(facts) > 1 and not facts.served):
+        return None
+    if facts.served and said is None:
+        return None
+    named = said is not None or facts.failing("nccl.shm") is not None
+    raised: Failure | None = shm[0] if shm else None
+    line = said.line if said else raised.line if raised is not None else bus.line if bus else None
+    if line is None:
+        return None
+    what = "NCCL failed with a system error" if raised is not None else "A process got a bus error"
+    return found(
+        facts,
+        "shm_too_small",
+        0.92 if named else 0.6,
+        "The ranks could not get shared memory (/dev/shm) for NCCL: the container's share is too small."
+        if named
+        else f"{what} while the ranks connected; in a container this is nearly always a /dev/shm that is too small.",
+        [
+            cite(line),
+            *(cite_failure(raised) if raised is not None and raised.line is not line else ()),
+        ],
+        strength=NAMED_CHECK if named else STAGE,
+        order=min((x.order for x in (raised, said, bus) if x is not None), default=None),
+        values={"stage": "nccl"},
+        unseen=() if named else ("NCCL's own reason: start once with NCCL_DEBUG=INFO.",),
+    )
+
+
+def _ranks(facts: Facts) -> float:
+    return facts.number("--tensor-parallel-size", "--tp-size") or 1
+
+
+RULES: Final[tuple[Rule, ...]] = (full_card, shared_memory)
