@@ -247,7 +247,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     Pattern(
         "uvicorn.server_error",
         "hint",
-        '" 500',
+        'HTTP/1.1" 500',
         r"\"POST /\S+ HTTP/1\.1\" 500",
         '127.0.0.1:40001 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error',
         "..",
