@@ -60,7 +60,11 @@ _BYTES_PER_GIB: Final = 2**30
 )
 @click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
 @click.option(
-    "--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    help="Colours; NO_COLOR is honoured.",
 )
 @click.argument("server", nargs=-1, type=click.UNPROCESSED, metavar="-- SERVER COMMAND")
 @click.pass_context
