@@ -20,6 +20,7 @@ from typing import Any, Final
 from oomwatch.diagnose.client_text import access_status, is_client_text, without_echo
 from oomwatch.engines.common import OTHER_ENGINES
 from oomwatch.engines.common import PATTERNS as COMMON
+from oomwatch.engines.keepers import PATTERNS as KEEPERS
 from oomwatch.engines.patterns import Pattern, PatternTable
 from oomwatch.engines.pytorch import PATTERNS as PYTORCH
 from oomwatch.engines.pytorch import TorchOom, parse_oom
@@ -27,7 +28,7 @@ from oomwatch.engines.sglang.patterns import PATTERNS as SGLANG
 from oomwatch.engines.vllm.patterns import PATTERNS as VLLM
 from oomwatch.records import LogLine
 
-TABLE: Final = PatternTable(VLLM, SGLANG, PYTORCH, COMMON, OTHER_ENGINES)
+TABLE: Final = PatternTable(VLLM, SGLANG, PYTORCH, KEEPERS, COMMON, OTHER_ENGINES)
 
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _FRAME: Final = re.compile(r'^\s*(?:\| )*\s*File "([^"]{1,400})", line \d+(?:, in (\S{1,200}))?')

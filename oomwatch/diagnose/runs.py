@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from oomwatch.diagnose.events import Extractor, Failure, LogEvent
 from oomwatch.diagnose.form import Form
+from oomwatch.engines.common import PATTERNS as COMMON
 from oomwatch.records import LogLine
 
 STAGES: Final = (
@@ -72,6 +73,7 @@ _ENGINE_OF: Final = (
 )
 _FIELD: Final = re.compile(r"(\w+)=('[^']*'|\"[^\"]*\"|\{[^{}]*\}|[^,\s]+)")
 _OFFLINE_BAR: Final = re.compile(r"^Processed prompts:\s+(\d+)%")
+SHUTDOWN: Final = next(p for p in COMMON if p.id == "shutdown.requested")
 _FATAL: Final = frozenset({"oom", "check", "failure", "messenger", "lifecycle"})
 _MAX_STATS: Final = 20_000
 _MAX_EVENTS: Final = 4_000
@@ -223,8 +225,11 @@ class RunBuilder:
 
     def _take(self, item: LogEvent | Failure) -> None:
         if isinstance(item, Failure):
-            self.runs[-1].failures.append(item)
-            return
+            if item.name != "KeyboardInterrupt":
+                self.runs[-1].failures.append(item)
+                return
+            # SIGTERM and Ctrl-C while Python runs: a request to stop.
+            item = LogEvent(SHUTDOWN, {}, item.line, item.order, item.seen_at)
         if self._starts_run(item):
             self.runs.append(Run())
         _absorb(self.runs[-1], item)

@@ -279,6 +279,7 @@ def decisive_samples() -> list[tuple[str, str]]:
 # Lines that stand beside others of the same event, within the neighbourhood that is read.
 BESIDE_OTHERS = {
     "shutdown.complete": "uvicorn writes it right after Shutting down",
+    "crash.heap": "glibc aborts, and the parent says that the process died",
 }
 
 

@@ -567,7 +567,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "vllm.engine_init_failed",
         "messenger",
         "ngine core initialization failed",
-        r"Engine core initialization failed\. See root cause above\.",
+        r"Engine core initialization failed\. See root cause above\.(?: Failed core proc\(s\): \{[^}]{0,200}?: (?P<exit_code>-\d+))?",
         "Engine core initialization failed. See root cause above. Failed core proc(s): {}",
         "0.8.4..",
         where="any",
