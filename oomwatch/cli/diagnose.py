@@ -15,7 +15,7 @@ import click
 
 from oomwatch.cli.gather import Gatherer, Options
 from oomwatch.errors import OomwatchError, UsageError
-from oomwatch.records import Diagnosis, EngineFacts, Incident, Remedy, Risk
+from oomwatch.records import Diagnosis, EngineFacts, Incident, Remedy, Risk, SourceStatus
 
 DiagnoseOptions = Options
 
@@ -245,8 +245,30 @@ def with_remedies(diagnosis: Diagnosis) -> Diagnosis:
         dict.fromkeys(line for engine in diagnosis.engines[:1] for line in wrong_flags(engine))
     )
     return dataclasses.replace(
-        diagnosis, incidents=tuple(incidents), risks=tuple(risks), advice=advice
+        diagnosis,
+        incidents=tuple(incidents),
+        risks=tuple(risks),
+        advice=advice,
+        sources=(*diagnosis.sources, *_model_sizes(incidents, risks, engines)),
     )
+
+
+def _model_sizes(
+    incidents: list[Incident], risks: list[Risk], engines: dict[str, EngineFacts]
+) -> list[SourceStatus]:
+    """Where the model sizes behind the predicted effects are from."""
+    from oomwatch.remedies.forecast import model_source
+    from oomwatch.report.phrases import MODEL_SIZES
+
+    names: dict[str, None] = {}
+    for each in (*incidents, *risks):
+        engine = engines.get(each.finding.engine_id or "")
+        predicted = any(
+            r.effect and r.effect.kv_tokens_after_low is not None for r in each.remedies
+        )
+        if engine is not None and predicted:
+            names[model_source(engine) or ""] = None
+    return [SourceStatus(MODEL_SIZES, "ok", name) for name in names if name]
 
 
 def render(diagnosis: Diagnosis, fmt: str, given: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from oomwatch.errors import OomwatchError
 from oomwatch.memory.budget import Budget, Known, Term
@@ -19,6 +19,10 @@ from oomwatch.memory.model_config import ModelConfig
 from oomwatch.memory.planner import Plan, PlanInput, change, plan, without_facts
 from oomwatch.records import EngineFacts
 from oomwatch.units import GIB
+
+INFERRED: Final = "a card whose total is inferred"
+"""Name of a device that no log and no driver named; its total is what the printed shares add to."""
+_INFERRED_SPREAD: Final = 0.03
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ def plan_input(
         found = known_model(engine)
         model = found.model if found else None
     device = device or _device(engine, gpu_name)
-    if model is None or device is None:
+    if model is None:
         return None
     arguments = dict(engine.arguments)
     length = "--max-model-len" if engine.engine == "vllm" else "--context-length"
@@ -76,6 +80,10 @@ def plan_input(
     env = dict(engine.env)
     if engine.generation is not None and "VLLM_USE_V1" not in env:
         env["VLLM_USE_V1"] = "0" if engine.generation == "V0" else "1"
+    if device is None:
+        device = _inferred(engine, model, arguments, env)
+    if device is None:
+        return None
     return PlanInput(
         model=model,
         device=device,
@@ -119,6 +127,9 @@ def predict(
             abs((new.high - new.low) - (old.high - old.low)) // 2
             for old, new in _terms(base.budget, after.budget)
         )
+        if given.device.name == INFERRED:
+            moved = abs(after.budget.requested_bytes - before.budget.requested_bytes)
+            spread += round(_INFERRED_SPREAD * moved)
         low, high = after.kv_available_bytes - spread, after.kv_available_bytes + spread
     length = after.settings.max_model_len
     tokens = [after.layout.tokens(after.layout.blocks(size), length) for size in (low, high)]
@@ -185,3 +196,30 @@ def _device(engine: EngineFacts, gpu_name: str | None) -> Device | None:
     if device is None:
         return Device("unknown", engine.total_bytes, None, measured=True)
     return dataclasses.replace(device, total_bytes=engine.total_bytes, measured=True)
+
+
+def _inferred(
+    engine: EngineFacts, model: ModelConfig, arguments: Mapping[str, Any], env: Mapping[str, str]
+) -> Device | None:
+    """The card by what the log says of its shares: (weights + peak + KV memory) / utilization.
+
+    None where the log lacks them, or where the pool was sized by hand.
+    """
+    weights, pool = engine.weights_bytes, engine.kv_bytes
+    if engine.engine != "vllm" or not weights or not pool or pool < 0:
+        return None
+    if {"--kv-cache-memory-bytes", "--num-gpu-blocks-override"} & arguments.keys():
+        return None
+    total = float(weights + pool)
+    for _ in range(2):  # the size class of the card decides its batch, and so its peak
+        device = Device(INFERRED, int(total), None)
+        given = PlanInput(model, device, "vllm", engine.version, arguments, env)
+        try:
+            budget = plan(given).budget
+        except OomwatchError:
+            return None
+        share = budget.requested_bytes / total
+        beside = budget.activation.bytes + budget.non_torch.bytes
+        beside += budget.graphs.bytes if budget.counts_graphs else 0
+        total = (weights + pool + beside) / share
+    return dataclasses.replace(device, total_bytes=int(total))

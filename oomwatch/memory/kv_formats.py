@@ -53,7 +53,12 @@ def latent_bytes(fmt: KvFormat, mixer: LatentAttention, dtype_bytes: int) -> int
 
 
 def unsupported(
-    fmt: KvFormat, version: Release, device: Device | None, model: ModelConfig, *, v0: bool = False
+    fmt: KvFormat,
+    version: Release,
+    device: Device | None,
+    model: ModelConfig,
+    *,
+    v0: bool = False,
 ) -> str | None:
     """Why this release on this card cannot run a format for this model; None where it can."""
     if version < fmt.first or (fmt.last is not None and version > fmt.last):

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from oomwatch.engines import flags, versions
 from oomwatch.engines.vllm.flags import generation
 from oomwatch.records import Direction, EngineFacts, Finding
+from oomwatch.remedies.forecast import Forecast, forecast_of
 
 Knob = Literal["share", "batch_tokens", "sequences", "length", "ranks", "stages"]
 
@@ -115,6 +116,8 @@ class Context:
     """`vllm`, `sglang` and so on, also for their forks."""
     generation: str | None
     force: Mapping[str, Any]
+    forecast: Forecast | None = None
+    """The memory model of this engine, where its model's sizes are known."""
 
     @property
     def label(self) -> str:
@@ -250,8 +253,16 @@ def context_of(finding: Finding, engine: EngineFacts) -> Context:
         arguments=engine.arguments,
         total_bytes=engine.total_bytes,
         max_model_len=engine.max_model_len,
+        gpu_name=engine.gpu_name,
     )
-    return Context(finding, engine, name, kind, {**force, **engine.in_force})
+    return Context(
+        finding,
+        engine,
+        name,
+        kind,
+        {**force, **engine.in_force},
+        forecast_of(finding, engine),
+    )
 
 
 def power_of_two_below(value: float) -> int:

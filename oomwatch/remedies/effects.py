@@ -1,12 +1,13 @@
-"""What a changed flag does, as far as the log's own numbers say: tokens, concurrency, bytes.
+"""What a changed flag does: tokens, concurrency, bytes.
 
-Only proportions of what the engine printed are used here: the KV cache's bytes and tokens, the
-share and the total, the longest request. What needs a model of the activation peak stays None;
-`oomwatch.memory` can fill it where a model configuration is known.
+Where the model's sizes are known the memory model says so, starting from what the log printed.
+Else only proportions of the log's own figures are used: the KV cache's bytes and tokens, the share
+and the total, the longest request; what they cannot tell stays None.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -17,8 +18,43 @@ from oomwatch.remedies.context import Context
 _HALVED: Final = ("fp8", "fp8_e4m3", "fp8_e5m2")
 
 
-def effect_of(changes: Mapping[str, Any], context: Context) -> Effect | None:
+def effect_of(
+    changes: Mapping[str, Any], context: Context, unset: tuple[str, ...] = ()
+) -> Effect | None:
     """The predicted effect of setting flags (by canonical name), or None where nothing is known."""
+    if not changes and not unset:
+        return None
+    return _modelled(changes, context, unset) or _in_proportion(changes, context)
+
+
+def _modelled(
+    changes: Mapping[str, Any], context: Context, unset: tuple[str, ...]
+) -> Effect | None:
+    """By the memory model; what the log printed is scaled by what the model says changes."""
+    found = context.forecast.of(changes, unset) if context.forecast else None
+    if found is None:
+        return None
+    before, after = found.before, found.after
+    printed = context.kv_tokens
+    scale = printed / before.tokens if printed and before.tokens else 1.0
+    held = context.max_concurrency if printed or context.engine.max_concurrency else None
+    if held is None and math.isfinite(before.max_concurrency):
+        held = before.max_concurrency
+    then = after.max_concurrency
+    if held and before.max_concurrency and math.isfinite(then):
+        then = held * then / before.max_concurrency
+    return Effect(
+        kv_tokens_before=round(printed) if printed else before.tokens,
+        kv_tokens_after=round(after.tokens * scale),
+        freed_bytes=found.freed_bytes,
+        max_concurrency_before=None if held is None else round(held, 2),
+        max_concurrency_after=round(then, 2) if math.isfinite(then) else None,
+        kv_tokens_after_low=round(found.tokens_low * scale),
+        kv_tokens_after_high=round(found.tokens_high * scale),
+    )
+
+
+def _in_proportion(changes: Mapping[str, Any], context: Context) -> Effect | None:
     tokens, concurrency = context.kv_tokens, context.max_concurrency
     factor = 1.0
     freed: float | None = None
@@ -75,11 +111,14 @@ def kv_change_bytes(changes: Mapping[str, Any], context: Context) -> float | Non
     return None
 
 
-def would_not_start(changes: Mapping[str, Any], context: Context) -> bool:
-    """Whether a change would surely make the next start fail, by the log's own numbers.
+def would_not_start(
+    changes: Mapping[str, Any], context: Context, unset: tuple[str, ...] = ()
+) -> bool:
+    """Whether a change would surely make the next start fail.
 
-    True when the budget would not hold weights and measured activation, or when the KV cache would
-    no longer hold one request of the length in force.
+    By the log's own numbers when the budget would not hold weights and measured activation, or the
+    KV cache would no longer hold one request of the length in force; by the memory model when the
+    changed server is refused even where its interval is kindest.
     """
     total, engine = context.total_bytes, context.engine
     share = context.flag("share")
@@ -95,7 +134,10 @@ def would_not_start(changes: Mapping[str, Any], context: Context) -> bool:
     concurrency = context.max_concurrency
     if delta is not None and delta < 0 and engine.kv_bytes and concurrency and length_kept:
         return concurrency * (engine.kv_bytes + delta) / engine.kv_bytes < 1 <= concurrency
-    return False
+    if context.forecast is None or not (changes or unset):
+        return False
+    found = context.forecast.of(changes, unset)
+    return found is not None and found.surely_refused
 
 
 def _rank_change(changes: Mapping[str, Any], context: Context) -> float | None:

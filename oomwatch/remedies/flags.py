@@ -24,7 +24,7 @@ def finish(draft: Draft, context: Context, direction: Direction) -> Remedy | Non
         written[spelled[0]] = spelled[1]
     if written and not draft.unset and not draft.env and _changes_nothing(written, context):
         return None
-    if would_not_start(draft.set, context):
+    if would_not_start(draft.set, context, draft.unset):
         return None
     reason = _doubt(written, context)
     named = bool(written or draft.unset)
@@ -38,7 +38,7 @@ def finish(draft: Draft, context: Context, direction: Direction) -> Remedy | Non
         unset=draft.unset,
         env=draft.env,
         action=draft.action,
-        effect=effect_of(draft.set, context),
+        effect=effect_of(draft.set, context, draft.unset),
         valid_for=_valid_for(context) if named else None,
         validated=named and reason is None,
     )

@@ -188,6 +188,8 @@ def fit_length_to_pool(context: Context) -> Draft | None:
         best = tokens
     if not best and old and needed and available and needed > available > 0:
         best = old * available / needed
+    if not best and context.forecast is not None and not context.forecast.now.fits:
+        best = context.forecast.longest()
     if not best:
         return shorter_context(context)
     new = floor_to(best, context.block_tokens)

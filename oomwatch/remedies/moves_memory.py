@@ -11,6 +11,7 @@ from oomwatch.remedies.context import (
     floor_hundredth,
     floor_to,
 )
+from oomwatch.remedies.forecast import known_formats
 from oomwatch.units import GIB, MIB, format_bytes
 
 _CEILING: Final = 0.95  # above it, runtime contexts and graphs have no room on any card
@@ -55,7 +56,12 @@ def _share_step(context: Context, old: float) -> float:
 def _least_share(context: Context) -> float:
     """The smallest share that still holds the weights and the measured activation."""
     engine, total = context.engine, context.total_bytes
-    if context.name != "vllm" or not total or not engine.weights_bytes:
+    if context.name != "vllm" or not total:
+        return 0.0
+    modelled = context.forecast.least_share() if context.forecast else None
+    if modelled is not None and not engine.kv_bytes:
+        return ceil_hundredth(modelled)
+    if not engine.weights_bytes:
         return 0.0
     fixed = engine.weights_bytes + (engine.activation_bytes or 0) + (engine.non_torch_bytes or 0)
     return max(ceil_hundredth(fixed / total) + 0.01, _share_for_one_request(context, total))
@@ -123,6 +129,9 @@ def _raised(context: Context, old: float) -> float | None:
     elif engine.free_at_start_bytes and total and context.at_least("0.9.1"):
         ceiling = min(ceiling, floor_hundredth(engine.free_at_start_bytes / total))
     needed, available = context.number("needed_kv_bytes"), context.number("available_kv_bytes")
+    if needed is None and context.forecast and context.name == "vllm":
+        needed, available = context.forecast.needed_bytes, context.forecast.pool_bytes
+        total = total or context.forecast.total_bytes
     wanted = old + 0.03 if old >= 0.85 else max(0.9, old + 0.05)
     if needed is not None and available is not None and total and needed > available:
         wanted = max(wanted, ceil_hundredth(old + (needed - available) / total) + 0.01)
@@ -245,13 +254,26 @@ def fp8_kv(context: Context) -> Draft | None:
             return None
         if context.generation == "V1" and not context.at_least("0.8.2"):  # falls back to V0
             return None
+    formats = known_formats(context.engine, context.forecast)
+    if formats is not None and "fp8" not in formats:
+        return _int8_kv(flag) if "int8_per_token_head" in formats else None
+    limits = "; needs an attention backend that reads FP8 on this card" + _fp8_limits(context)
     return Draft(
         id="fp8-kv-cache",
         title="Store the KV cache as FP8",
         why="Half the bytes per token: about twice the tokens in the same memory.",
-        cost="Some accuracy; needs an attention backend that reads FP8 on this card"
-        f"{_fp8_limits(context)}.",
+        cost=f"Some accuracy{limits if formats is None else ''}.",
         set={flag: "fp8"},
+    )
+
+
+def _int8_kv(flag: str) -> Draft:
+    return Draft(
+        id="int8-kv-cache",
+        title="Store the KV cache in 8-bit integers with a scale per token and head",
+        why="Half the bytes per token; FP8 has no backend on this card in this release.",
+        cost="Some accuracy.",
+        set={flag: "int8_per_token_head"},
     )
 
 

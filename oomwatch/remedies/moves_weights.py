@@ -36,6 +36,9 @@ def more_ranks(context: Context) -> Draft | None:
         now = int(context.now_or_assumed(stages) or 1)
         return _ranks_draft(stages, now * 2, old * now * 2)
     new = max(power_of_two_below(old) * 2, _ranks_for_weights(context, old))
+    if context.forecast is not None and not context.forecast.now.fits:
+        wider = [n for n in (2, 4, 8, 16) if n >= power_of_two_below(old) * 2]
+        new = context.forecast.ranks_that_start(flag, wider) or new
     if not _heads_split(context, new):
         return None
     return _ranks_draft(flag, new, new * int(context.now_or_assumed(stages) or 1))
@@ -62,6 +65,8 @@ def _ranks_for_weights(context: Context, old: int) -> int:
 
 
 def _heads_split(context: Context, ranks: int) -> bool:
+    if context.forecast is not None:
+        return context.forecast.splits(ranks)
     config = context.engine.model_config or {}
     heads = config.get("num_attention_heads")
     return not isinstance(heads, int) or heads % ranks == 0

@@ -191,6 +191,8 @@ def _effect(effect: Effect) -> dict[str, Any]:
         "freed_bytes": effect.freed_bytes,
         "max_concurrency_before": _number(effect.max_concurrency_before),
         "max_concurrency_after": _number(effect.max_concurrency_after),
+        "kv_tokens_after_low": effect.kv_tokens_after_low,
+        "kv_tokens_after_high": effect.kv_tokens_after_high,
     }
 
 

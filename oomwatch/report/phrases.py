@@ -11,6 +11,10 @@ from oomwatch.records import Diagnosis, Effect, EngineFacts, Evidence, Finding, 
 from oomwatch.report.sanitize import clean
 from oomwatch.units import format_bytes, format_count, format_duration
 
+MODEL_SIZES: Final = "model sizes"
+"""Name of the source that says where a model's sizes behind the predicted effects are from."""
+_NARROW: Final = 0.02
+"""Share of a predicted count below which its range is not worth reading."""
 _ENGINE_NAMES: Final = {
     "vllm": "vLLM",
     "sglang": "SGLang",
@@ -133,7 +137,7 @@ def effects(item: Effect | None, texts: Mapping[str, str]) -> list[str]:
     facts = []
     if item.kv_tokens_after not in (None, item.kv_tokens_before):
         before = format_count(item.kv_tokens_before)
-        after = format_count(item.kv_tokens_after)
+        after = _expected(item)
         facts.append(texts["effect.tokens"].format(before=before, after=after))
     if item.max_concurrency_after not in (None, item.max_concurrency_before):
         before = _times(item.max_concurrency_before)
@@ -142,6 +146,15 @@ def effects(item: Effect | None, texts: Mapping[str, str]) -> list[str]:
     if item.freed_bytes:
         facts.append(texts["effect.freed"].format(size=format_bytes(item.freed_bytes)))
     return facts
+
+
+def _expected(item: Effect) -> str:
+    """The tokens after a remedy; a range where the prediction is wide."""
+    middle, low, high = item.kv_tokens_after, item.kv_tokens_after_low, item.kv_tokens_after_high
+    if not middle or low is None or high is None or high - low <= _NARROW * middle:
+        return format_count(middle)
+    step = 10 ** max(0, len(str(high)) - 3)
+    return f"{format_count(low // step * step)}–{format_count(-(-high // step) * step)}"
 
 
 def validity(remedy: Remedy, texts: Mapping[str, str], *, verbose: bool) -> str:

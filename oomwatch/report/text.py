@@ -266,8 +266,13 @@ class _Report:
             self.sheet.row("-", clean(item, 600), (style, style), indent=2, column=2)
 
     def _sources(self) -> None:
-        failed = [item for item in self.diagnosis.sources if item.status in ("warning", "error")]
-        shown: Sequence[SourceStatus] = self.diagnosis.sources if self.verbose else failed
+        shown: Sequence[SourceStatus] = [
+            item
+            for item in self.diagnosis.sources
+            if self.verbose
+            or item.status in ("warning", "error")
+            or item.name == phrases.MODEL_SIZES
+        ]
         if not shown:
             return
         self._title("sources")

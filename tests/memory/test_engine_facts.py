@@ -1,6 +1,6 @@
 import pytest
 
-from oomwatch.memory.engine_facts import plan_input, predict
+from oomwatch.memory.engine_facts import INFERRED, plan_input, predict
 from oomwatch.records import EngineFacts
 from oomwatch.units import GIB
 
@@ -57,7 +57,7 @@ def test_the_length_that_the_log_printed_counts_for_auto():
         {"engine": "tgi"},
         {"fork": "vllm-ascend"},
         {"model": "acme/unheard-of"},
-        {"total_bytes": None},
+        {"total_bytes": None, "weights_bytes": None},  # nothing to infer the card from
     ],
 )
 def test_what_cannot_be_planned_is_none(changes):
@@ -69,3 +69,57 @@ def test_what_cannot_be_planned_is_none(changes):
 def test_a_value_that_cannot_be_planned_predicts_nothing():
     given = plan_input(FACTS, gpu_name="h100")
     assert predict(given, {"--kv-cache-dtype": "int8"}) is None
+
+
+def test_a_change_of_nothing_predicts_nothing():
+    import dataclasses
+
+    facts = dataclasses.replace(FACTS, activation_bytes=7 * GIB, non_torch_bytes=GIB)
+    found = predict(plan_input(facts, gpu_name="h100"), {})
+    assert found.gained_bytes == found.freed_bytes == 0
+    assert found.after.kv_available_bytes == FACTS.kv_bytes
+
+
+def test_only_what_changes_is_uncertain():
+    given = plan_input(FACTS, gpu_name="h100")
+    share = predict(given, {"--gpu-memory-utilization": "0.8"})
+    assert share.tokens_high - share.tokens_low < 200  # the rounding of the printed GiB
+    assert share.freed_bytes == pytest.approx(0.1 * FACTS.total_bytes, abs=2)
+    batch = predict(given, {"--max-num-seqs": "64"})
+    assert batch.freed_bytes > GIB
+    assert batch.tokens_high - batch.tokens_low > share.tokens_high - share.tokens_low
+
+
+def test_a_card_that_nothing_names_is_inferred_from_the_shares():
+    import dataclasses
+
+    given = plan_input(dataclasses.replace(FACTS, total_bytes=None))
+    assert given.device.name == INFERRED
+    assert given.device.total_bytes == pytest.approx(FACTS.total_bytes, rel=0.02)
+    found = predict(given, {"--gpu-memory-utilization": "0.95"})
+    exact = predict(plan_input(FACTS, gpu_name="h100"), {"--gpu-memory-utilization": "0.95"})
+    assert found.tokens_low < exact.after.tokens < found.tokens_high
+
+
+def test_more_ranks_free_their_part_of_the_printed_weights():
+    found = predict(plan_input(FACTS, gpu_name="h100"), {"--tensor-parallel-size": "2"})
+    assert found.freed_bytes == pytest.approx(FACTS.weights_bytes / 2, rel=0.02)
+
+
+def test_removing_a_block_override_gives_the_pool_back():
+    import dataclasses
+
+    arguments = {**FACTS.arguments, "--num-gpu-blocks-override": "2000"}
+    facts = dataclasses.replace(FACTS, arguments=arguments, kv_bytes=2000 * 16 * 2**17)
+    found = predict(plan_input(facts, gpu_name="h100"), {}, ("--num-gpu-blocks-override",))
+    assert found.before.tokens == 32000
+    assert found.after.tokens > 350_000
+
+
+@pytest.mark.parametrize(("share", "sure"), [("0.2", True), ("0.273", False), ("0.5", False)])
+def test_a_refusal_is_sure_only_beyond_the_interval(share, sure):
+    import dataclasses
+
+    facts = dataclasses.replace(FACTS, weights_bytes=None, kv_bytes=None)
+    given = plan_input(facts, gpu_name="h100")
+    assert predict(given, {"--gpu-memory-utilization": share}).surely_refused is sure

@@ -29,7 +29,12 @@ KEYS = {
     "risk": "class cause engine gpu eta_seconds confidence evidence remedies",
     "source": "name status detail",
 }
-ADDED = {"answer": {"advice"}, "incident": {"count"}, "risk": {"summary"}}
+ADDED = {
+    "answer": {"advice"},
+    "incident": {"count"},
+    "risk": {"summary"},
+    "effect": {"kv_tokens_after_low", "kv_tokens_after_high"},
+}
 
 
 @pytest.fixture(scope="module")
