@@ -1,0 +1,84 @@
+"""Secrets that the configuration only names: read when they are used, so that they may change."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from oomwatch.config.load import ConfigError
+from oomwatch.config.paths import default_store, first_directory
+from oomwatch.config.schema import Config, EngineConfig
+from oomwatch.config.values import parse_headers
+
+_LONGEST_BYTES: Final = 64 * 1024
+
+
+def read_secret(name: str, key: str, environ: Mapping[str, str] | None = None) -> str:
+    """The text of a secret file, without the line break at its end.
+
+    `name` is a path, or the bare name of a systemd credential (LoadCredential=), which is a file
+    in $CREDENTIALS_DIRECTORY; `key` is the key that names it, for the message.
+
+    Raises:
+        ConfigError: there is no such file, or it cannot be the secret.
+
+    """
+    environ = os.environ if environ is None else environ
+    path = Path(name)
+    if "/" not in name:
+        directory = first_directory(environ, "CREDENTIALS_DIRECTORY")
+        if directory is None:
+            raise ConfigError(
+                [f"{key} names the credential {name}, and systemd passed none: add LoadCredential="]
+            )
+        path = directory / name
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LONGEST_BYTES + 1)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError([f"{key}: {path} cannot be read: {reason}"]) from None
+    if len(data) > _LONGEST_BYTES:
+        raise ConfigError([f"{key}: {path} is too large for a secret"])
+    try:
+        text = data.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise ConfigError([f"{key}: {path} is not UTF-8 text"]) from None
+    if not text:
+        raise ConfigError([f"{key}: {path} is empty"])
+    return text
+
+
+def engine_headers(
+    engine: EngineConfig, environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """All headers to send to an engine; those of its file win.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not one of headers.
+
+    """
+    headers = dict(engine.headers)
+    if engine.headers_file is not None:
+        key = f"headers_file of engine {engine.name}"
+        text = read_secret(engine.headers_file, key, environ)
+        try:
+            headers.update(parse_headers(text))
+        except ValueError as error:
+            raise ConfigError([f"{key}: {engine.headers_file} {error}"]) from None
+    return headers
+
+
+def store_address(config: Config, environ: Mapping[str, str] | None = None) -> str:
+    """The path or URL of the database that the agent writes.
+
+    Raises:
+        ConfigError: it is to be read from a file, which cannot be read.
+
+    """
+    store = config.store
+    if store.url_file is not None:
+        return read_secret(store.url_file, "store.url_file", environ)
+    return store.url or store.path or str(default_store(os.environ if environ is None else environ))
