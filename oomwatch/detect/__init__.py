@@ -1,0 +1,1 @@
+"""Seeing events as they happen: conditions on samples, forecasts, and which event is which."""

@@ -1,0 +1,144 @@
+"""When a quantity will reach its limit, if it goes on like this; None if that can't be said.
+
+The trend is the median of pairwise slopes (Theil-Sen) over the highest values of short spans, its
+band the rank interval of the same slopes (Sen 1968): single outliers move neither. Three things
+that look like a leak are none: growth that flattens (a warm-up), teeth of a saw that fell back
+before (normal load), and a slope that noise explains as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Final
+
+Point = tuple[float, float]
+
+_SPANS: Final = 40
+_LEAST_SPANS: Final = 8
+_Z: Final = 1.96
+_FLATTENED: Final = 0.5
+"""Share of the whole slope that the later part must still have."""
+_FALL: Final = 0.4
+"""Share of its rise that a tooth must fall by to count as one."""
+_REACH: Final = 4.0
+"""Trends are extended by at most so many times the time they were seen for."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Forecast:
+    """`eta_seconds` from the last point on, and the band it lies in."""
+
+    eta_seconds: float
+    eta_low_seconds: float
+    eta_high_seconds: float
+    slope_per_second: float
+    level: float
+    limit: float
+    seen_seconds: float
+
+
+def forecast(points: Sequence[Point], limit: float, *, least_seconds: float) -> Forecast | None:
+    """When the values reach `limit`; None without a trend that lasted `least_seconds`.
+
+    `points` are (seconds, value) in order of time; values rise towards the limit.
+    """
+    if len(points) < _LEAST_SPANS or points[-1][1] >= limit:
+        return None
+    peaks, ramp = _teeth(_tops(points))
+    climbing = _extend(peaks, limit, least_seconds, least_points=4)
+    if climbing is not None:
+        return climbing
+    if peaks and points[-1][1] <= max(value for _, value in peaks):
+        return None  # no more than the load has done before
+    return _extend(ramp, limit, least_seconds, least_points=_LEAST_SPANS)
+
+
+def _extend(
+    basis: Sequence[Point], limit: float, least_seconds: float, *, least_points: int
+) -> Forecast | None:
+    """Extend the trend of these points to the limit, if they have one."""
+    if len(basis) < least_points:
+        return None
+    seen = basis[-1][0] - basis[0][0]
+    if seen < least_seconds:
+        return None
+    slope, low, high = _slopes(basis)
+    if low <= 0 or _late_slope(basis) < _FLATTENED * slope:
+        return None
+    left = limit - basis[-1][1]
+    eta = left / slope
+    if eta > _REACH * seen:
+        return None
+    return Forecast(
+        eta_seconds=eta,
+        eta_low_seconds=left / high,
+        eta_high_seconds=left / low,
+        slope_per_second=slope,
+        level=basis[-1][1],
+        limit=limit,
+        seen_seconds=seen,
+    )
+
+
+def _tops(points: Sequence[Point]) -> list[Point]:
+    """The highest point of each of `_SPANS` equal spans of time that has any."""
+    begin, end = points[0][0], points[-1][0]
+    width = (end - begin) / _SPANS
+    if width <= 0:
+        return [points[-1]]
+    best: dict[int, Point] = {}
+    for at, value in points:
+        span = min(_SPANS - 1, int((at - begin) / width))
+        if span not in best or value > best[span][1]:
+            best[span] = (at, value)
+    return [best[span] for span in sorted(best)]
+
+
+def _teeth(tops: Sequence[Point]) -> tuple[list[Point], list[Point]]:
+    """Peaks that were followed by a fall, and the points since the last fall's bottom."""
+    peaks: list[Point] = []
+    floor = peak = tops[0]
+    start = bottom = 0
+    falling = False
+    for index, point in enumerate(tops):
+        if falling:
+            if point[1] < tops[bottom][1]:
+                bottom = index
+            elif point[1] > tops[bottom][1]:
+                falling, start, floor, peak = False, bottom, tops[bottom], point
+        elif point[1] >= peak[1]:
+            peak = point
+        elif peak[1] - point[1] > _FALL * (peak[1] - floor[1]) > 0:
+            peaks.append(peak)
+            falling, bottom = True, index
+    return peaks, list(tops[bottom if falling else start :])
+
+
+def _slopes(points: Sequence[Point]) -> tuple[float, float, float]:
+    """The median pairwise slope with its 95 % rank interval."""
+    slopes = sorted(
+        (b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.combinations(points, 2) if b[0] > a[0]
+    )
+    count, n = len(slopes), len(points)
+    spread = _Z * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    low = max(0, math.floor((count - spread) / 2))
+    high = min(count - 1, math.ceil((count + spread) / 2))
+    return _median(slopes), slopes[low], slopes[high]
+
+
+def _late_slope(points: Sequence[Point]) -> float:
+    late = points[-max(3, len(points) // 3) :]
+    slopes = sorted(
+        (b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.combinations(late, 2) if b[0] > a[0]
+    )
+    return _median(slopes) if slopes else 0.0
+
+
+def _median(ordered: Sequence[float]) -> float:
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) / 2

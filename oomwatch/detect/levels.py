@@ -1,0 +1,65 @@
+"""Hysteresis: when a noisy quantity counts as high, and when it no longer does."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Final, Literal
+
+Change = Literal["entered", "left"]
+_FLAP_SECONDS: Final = 600.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Level:
+    """A condition holds from `enter` on, once for `hold_seconds`, until below `leave` as long."""
+
+    name: str
+    enter: float
+    leave: float
+    hold_seconds: float
+
+
+class Switch:
+    """One `Level` over time. Times are monotonic seconds; a value of None is 'not known'.
+
+    What is not known changes nothing: neither does it enter, nor does it leave; a hold that has
+    begun starts over, so that a gap between two readings never counts as holding.
+    """
+
+    def __init__(self, level: Level) -> None:
+        self.level = level
+        self.since: float | None = None
+        """When the condition began to hold; None while it does not."""
+        self._turning: float | None = None
+        self._entries: collections.deque[float] = collections.deque(maxlen=64)
+
+    @property
+    def on(self) -> bool:
+        """Whether the condition holds."""
+        return self.since is not None
+
+    def feed(self, now: float, value: float | None) -> Change | None:
+        """Take a reading; what it changed."""
+        if value is None:
+            self._turning = None
+            return None
+        turning = value < self.level.leave if self.on else value >= self.level.enter
+        if not turning:
+            self._turning = None
+            return None
+        if self._turning is None:
+            self._turning = now
+        if now - self._turning < self.level.hold_seconds:
+            return None
+        began, self._turning = self._turning, None
+        if self.on:
+            self.since = None
+            return "left"
+        self.since = began
+        self._entries.append(now)
+        return "entered"
+
+    def flaps(self, now: float) -> int:
+        """Times it was entered within the last ten minutes."""
+        return sum(1 for at in self._entries if now - at <= _FLAP_SECONDS)
