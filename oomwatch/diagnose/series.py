@@ -37,6 +37,8 @@ class Trend:
     late_slope_per_second: float
     """Slope over the last 40 % of the window: near zero where the growth has ended."""
     early_slope_per_second: float
+    floor_grown: float = 0.0
+    """How far the low level of the last third lies above that of the first: waves do not count."""
 
     @property
     def grown(self) -> float:
@@ -134,7 +136,14 @@ def fit_trend(points: Sequence[tuple[float, float]]) -> Trend | None:
         slope_per_second=_slope(thin),
         late_slope_per_second=_slope(late),
         early_slope_per_second=_slope(early),
+        floor_grown=_floor(values[-(len(values) // 3 or 1) :])
+        - _floor(values[: len(values) // 3 or 1]),
     )
+
+
+def _floor(values: Sequence[float]) -> float:
+    """The level that a tenth of the values lie below."""
+    return sorted(values)[len(values) // 10]
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
@@ -258,16 +267,19 @@ def is_growing(trend: Trend, *, least_bytes: float = 256 * MIB, least_share: flo
     """Whether a level rises without a plateau, by enough to matter and all along.
 
     `least_share` is the share of the level it must have grown by. The rise must show in both the
-    early and the late part, so that a warm-up, a single step or a last peak is not taken for one.
+    early and the late part, and in the level between the waves of the load, so that a warm-up, a
+    single step, a last peak or the rising half of a wave is not taken for one.
     """
-    grown = trend.grown
+    # Even growth lifts the floor of the last third by two thirds of the whole.
+    grown = max(trend.grown, 1.5 * trend.floor_grown)
     if trend.points < 8 or grown < least_bytes or grown < least_share * max(trend.first, GIB / 4):
         return False
     even = grown / trend.seconds
     return (
-        trend.slope_per_second > 0.4 * even
+        trend.floor_grown > 0.45 * grown
+        and trend.slope_per_second > 0.4 * even
         and trend.late_slope_per_second > 0.35 * even
-        and (trend.early_slope_per_second > 0.3 * even)
+        and trend.early_slope_per_second > 0.3 * even
     )
 
 

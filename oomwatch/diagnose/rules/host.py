@@ -26,10 +26,8 @@ _KILLED_FOR_MEMORY: Final = (
     "exit.oom_reason",
     "exit.oom_container",
 )
-_HARDWARE_XIDS: Final = frozenset(
-    {48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 110, 119, 120, 136, 140, 143, 149, 154, 155, 156}
-)
-"""Xids that name the board, its memory or its links; 13, 31, 43, 45 follow faults of a program."""
+_MOMENT: Final = 5.0
+"""Seconds between the clocks of the kernel's log and the engine's that mean nothing."""
 
 
 def kernel_kill(facts: Facts) -> Finding | None:
@@ -84,6 +82,7 @@ def _victim(facts: Facts, kills: Sequence[KernelCitation]) -> tuple[KernelCitati
     own = [c for c in kills if c.event.fields.get("pid") in pids]
     if own:
         return own[-1], True
+    kills = [c for c in kills if not _outlived(facts, c)]
     named = [c for c in kills if _ENGINE_COMM.match(str(c.event.fields.get("comm") or ""))]
     building = [c for c in kills if _COMPILER_COMM.match(str(c.event.fields.get("comm") or ""))]
     if building and facts.has_log and not facts.served and not facts.ready:
@@ -96,10 +95,32 @@ def _victim(facts: Facts, kills: Sequence[KernelCitation]) -> tuple[KernelCitati
             return sure[-1], False
         if named and _ended_badly(facts) and not facts.failures:
             return named[-1], False
+        # A helper beside the engine was the victim, and the engine hangs or dies for want of it.
+        wide = [c for c in kills if c.event.fields.get("scope") == "host"]
+        return (wide[-1], False) if wide and _in_trouble(facts) else (None, False)
+    if not kills:
         return None, False
     if facts.has_log and facts.failures and any(f.oom is not None for f in facts.failures):
         return None, False
     return (named or list(kills))[-1], bool(named)
+
+
+def _outlived(facts: Facts, kill: KernelCitation) -> bool:
+    """Whether the engine went on after a process of some other group was killed, as if nothing was."""
+    comm = str(kill.event.fields.get("comm") or "")
+    run = facts.run
+    if run is None or kill.event.at is None or _in_trouble(facts) or not comm.startswith("python"):
+        return False
+    alive = [load.line.at for load in facts.loads if (load.generation_rate or 0) > 0]
+    return any(at is not None and at > kill.event.at + _MOMENT for at in alive[-3:])
+
+
+def _in_trouble(facts: Facts) -> bool:
+    """Whether the log shows an engine that hangs, fails or was ended."""
+    return bool(facts.messengers or facts.failures) or (
+        facts.run is not None
+        and (facts.run.ended is not None or facts.said("vllm.shm_wait") is not None)
+    )
 
 
 def _ended_badly(facts: Facts) -> bool:
@@ -364,30 +385,6 @@ def driver_no_memory(facts: Facts) -> Finding | None:
     )
 
 
-def hardware(facts: Facts) -> Finding | None:
-    """The GPU or its link failed."""
-    xids = [c for c in facts.kernel if c.event.kind == "xid"]
-    hard = [c for c in xids if c.event.fields.get("xid") in _HARDWARE_XIDS]
-    ecc = [c for c in facts.kernel if c.event.kind == "hardware_ecc"]
-    if not hard and not ecc:
-        return None
-    chosen = (hard or ecc)[0]
-    code = chosen.event.fields.get("xid")
-    pci = chosen.event.fields.get("pci")
-    return found(
-        facts,
-        "gpu_hw_fault",
-        0.93,
-        f"The GPU{f' {pci}' if pci else ''} reported a hardware fault"
-        + (f" (Xid {code})" if code else "")
-        + "; time-outs and errors of the engine follow from it.",
-        [c.evidence() for c in (hard or ecc)[:3]],
-        strength=KERNEL,
-        values={"xid": code, "pci": pci},
-        at=chosen.event.at,
-    )
-
-
 def silent_unified_growth(facts: Facts) -> Finding | None:
     """On a shared-memory board the host ran dry while serving, and the worker is gone without a word."""
     trend = facts.series.available
@@ -458,6 +455,5 @@ RULES: Final[tuple[Rule, ...]] = (
     counted_kill,
     killed_while_loading,
     driver_no_memory,
-    hardware,
     silent_unified_growth,
 )
