@@ -321,5 +321,5 @@ def _add_kernel(gatherer: Gatherer) -> None:
         return
     since = gatherer.options.since or time.time() - _KERNEL_SECONDS
     recent = tuple(event for event in events if event.at is None or event.at >= since)
-    gatherer.kernel.append(KernelInput(where, recent))
+    gatherer.kernel.append(KernelInput(where, recent, live=True))
     gatherer.sources.append(SourceStatus("kernel log", "ok", where))

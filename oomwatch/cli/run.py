@@ -160,7 +160,7 @@ def _kernel_since(started_at: float) -> tuple[list[KernelInput], SourceStatus]:
     except SourceError as error:
         return [], SourceStatus("kernel log", "not_available", str(error))
     recent = tuple(event for event in events if event.at is not None and event.at >= started_at)
-    return [KernelInput(name, recent)], SourceStatus("kernel log", "ok", name)
+    return [KernelInput(name, recent, live=True)], SourceStatus("kernel log", "ok", name)
 
 
 def render_report(diagnosis: Diagnosis, report_format: str) -> str:

@@ -75,6 +75,7 @@ def assemble(inputs: Inputs) -> list[Facts]:
                     gpu_names=tuple(gpu.name for gpu in inputs.gpus if gpu.name),
                     has_log=run is not None and run.lines > 0,
                     has_kernel=bool(inputs.kernel),
+                    kernel_is_live=any(log.live for log in inputs.kernel),
                     is_document=run is not None and run.is_document,
                 )
             )
@@ -122,8 +123,8 @@ def _trusted(run: Run, event: LogEvent) -> bool:
         # NCCL's word for an error is WARN; a start that goes on has got over it.
         return not run.reached("ready")
     if event.line.level in ("INFO", "WARNING", "DEBUG"):
-        # A server that goes on may mention limits and failures in passing.
-        return False
+        # A server that goes on may mention limits and failures in passing, and refuse a request.
+        return pattern.cause == "request_too_long"
     if pattern.id in ("argparse.error", "click.error", "rust.argument"):
         return True
     if pattern.id == "files.limit" and not event.line.prefixed and run.engine is None:

@@ -70,6 +70,8 @@ class Facts:
     gpu_names: tuple[str, ...] = ()
     has_log: bool = False
     has_kernel: bool = False
+    kernel_is_live: bool = False
+    """Whether the running kernel's own log was read, to its end."""
     is_document: bool = False
 
     # ------------------------------------------------------------------ what kind of model and server
@@ -188,7 +190,7 @@ class Facts:
     def is_wsl(self) -> bool:
         """Whether the host is Windows' virtual machine."""
         return any("microsoft" in c.event.text.lower() for c in self.kernel[:50]) or (
-            self.run is not None and self.run.find("wsl.notice") is not None
+            self.run is not None and self.run.find("wsl.notice", "device.wsl_figure") is not None
         )
 
     @property

@@ -47,6 +47,8 @@ class KernelInput:
 
     name: str
     events: tuple[KernelEvent, ...]
+    live: bool = False
+    """Whether it is the running kernel's own: what it does not say did not happen."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

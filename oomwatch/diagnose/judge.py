@@ -38,6 +38,7 @@ def diagnose(inputs: Inputs) -> Diagnosis:
     incidents: list[Incident] = []
     risks: list[Risk] = []
     newest_seen: set[str] = set()
+    failed = False
     for facts in all_facts:
         base = facts.engine.id.partition("#")[0]
         newest = base not in newest_seen
@@ -75,13 +76,14 @@ def diagnose(inputs: Inputs) -> Diagnosis:
                     )
                 )
             ]
+        failed = failed or (newest and lead.cause not in _CALM and lead.strength != REQUEST)
         _add(incidents, _incident(facts, lead, others, inputs))
     incidents = incidents[:_MAX_INCIDENTS]
     engines = tuple(f.engine for f in all_facts if _known(f))[:64]
     sources = list(inputs.sources)
-    verdict = _verdict(incidents, risks, all_facts, inputs)
+    verdict = _verdict(incidents, () if failed else risks, all_facts, inputs)
     if verdict == "unknown" and not any(i.finding.unseen for i in incidents):
-        sources.append(_what_is_missing(all_facts, inputs))
+        sources += _what_is_missing(all_facts, inputs)
     return Diagnosis(
         verdict=verdict,
         generated_at=inputs.generated_at,
@@ -205,8 +207,7 @@ def _verdict(
     ]
     if sure:
         return "oom"
-    failed = any(i.finding.cause not in _CALM for i in incidents)
-    if any(not (failed and is_orphan(risk.finding)) for risk in risks):
+    if risks:
         return "at_risk"
     if memory:
         return "unknown"
@@ -245,7 +246,14 @@ def _known(facts: Facts) -> bool:
     )
 
 
-def _what_is_missing(all_facts: Sequence[Facts], inputs: Inputs) -> SourceStatus:
+def _what_is_missing(all_facts: Sequence[Facts], inputs: Inputs) -> list[SourceStatus]:
+    """What to give so that it can be decided; of a live host without an engine, that was said."""
+    if inputs.live and not inputs.logs and not inputs.exits:
+        return []
+    return [_missing(all_facts, inputs)]
+
+
+def _missing(all_facts: Sequence[Facts], inputs: Inputs) -> SourceStatus:
     if any(f.is_document for f in all_facts):
         return SourceStatus(
             "log",

@@ -75,6 +75,10 @@ def _locate(
         return LogLocation("none", reason="the process has ended")
     if owner.container:
         return _container(owner, var_root)
+    if target.kind in ("terminal", "pipe"):
+        for ancestor in tree.ancestors(process.pid)[:2]:
+            if copy := _kept_copy(ancestor, proc_root):
+                return LogLocation("file", path=copy)
     if target.kind == "terminal":
         return LogLocation("none", reason=f"its output goes to a terminal ({target.path})")
     if target.kind == "socket":
@@ -89,6 +93,15 @@ def _locate(
             "none", reason="its descriptors may not be seen: run as root or as its user"
         )
     return LogLocation("none", reason="its output goes to something that is no file")
+
+
+def _kept_copy(runner: ProcessInfo, proc_root: str) -> str | None:
+    """The file in which `oomwatch run` keeps what the server that it started prints."""
+    words = [word.rsplit("/", 1)[-1] for word in (runner.cmdline or ())[:5]]
+    if "oomwatch" not in words or "run" not in words[words.index("oomwatch") :]:
+        return None
+    files = open_files(runner.pid, writing=True, proc_root=proc_root)
+    return files[-1] if files else None
 
 
 def _container(owner: CgroupIdentity, var_root: str) -> LogLocation:
@@ -141,6 +154,8 @@ def _pipe(
     reader = _reader(target, process, tree, proc_root)
     if reader is None:
         return LogLocation("none", reason="its output goes to a pipe whose reader cannot be seen")
+    if copy := _kept_copy(reader, proc_root):
+        return LogLocation("file", path=copy)
     program = reader.comm or ""
     if program in _LOG_WRITERS:
         files = open_files(reader.pid, writing=True, proc_root=proc_root)

@@ -266,7 +266,9 @@ def preemption_storm(facts: Facts) -> Finding | None:
         )
     )
     evidence = [cite(events[0].line), cite(events[-1].line)] if events else []
-    evidence += [p.evidence for p in points[-1:]]
+    counted = [p for p in points if p.preemptions_total is not None]
+    evidence += [p.evidence for p in (counted[:1] if not events else [])]
+    evidence += [p.evidence for p in points[-1:] if p.evidence not in evidence]
     return found(
         facts,
         cause,
@@ -278,7 +280,7 @@ def preemption_storm(facts: Facts) -> Finding | None:
         order=events[-1].order if events else None,
         values={
             "preemptions_per_minute": rate,
-            "running": last.running if last else None,
+            "running": max((p.running for p in points[-3:] if p.running is not None), default=None),
             "waiting": last.waiting if last else None,
             "kv_usage_ratio": last.kv if last else None,
         },

@@ -6,6 +6,7 @@ import signal
 from typing import Final
 
 from oomwatch.diagnose.facts import Facts
+from oomwatch.diagnose.rules.endings import wrapper_only
 from oomwatch.diagnose.rules.findings import COUNTERS, KERNEL, LIFECYCLE, NAMED_CHECK, Rule, found
 from oomwatch.records import EngineExit, EngineSample, Evidence, Finding
 from oomwatch.units import format_count, format_duration
@@ -182,6 +183,28 @@ def _by_signal(facts: Facts, end: EngineExit, number: int) -> Finding | None:
     )
 
 
+def vanished(facts: Facts) -> Finding | None:
+    """The engine died without a word, and the kernel, whose log was read, killed nothing."""
+    if not facts.kernel_is_live or any(c.event.kind == "oom_kill" for c in facts.kernel):
+        return None
+    silent = wrapper_only(facts)
+    if silent is None or silent.cause != "irregular_unknown":
+        return None
+    return found(
+        facts,
+        "killed_by_signal",
+        0.6,
+        "A process of the engine is gone and printed no error, and the kernel's log has no OOM "
+        "kill of it: somebody or something killed it (SIGKILL), or it crashed.",
+        silent.evidence,
+        strength=LIFECYCLE,
+        order=silent.order,
+        unseen=(
+            "Who sent the signal: the shell history, the supervisor, or audit logs of that time.",
+        ),
+    )
+
+
 def exit_evidence(end: EngineExit) -> Evidence:
     """How an engine ended, as evidence."""
     parts = [
@@ -211,4 +234,4 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-RULES: Final[tuple[Rule, ...]] = (stopped, standstill, ended)
+RULES: Final[tuple[Rule, ...]] = (stopped, standstill, ended, vanished)
