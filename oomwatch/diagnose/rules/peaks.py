@@ -13,8 +13,8 @@ from typing import Any, Final
 from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.facts import Facts, cite, cite_arguments, cite_failure
 from oomwatch.diagnose.frames import Part, find_part, telling_frame
-from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, STAGE, Rule, found
-from oomwatch.diagnose.rules.placing import gpu_failure, stage_of
+from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, NOTHING, STAGE, Rule, found
+from oomwatch.diagnose.rules.placing import gpu_failure, is_placeless, stage_of
 from oomwatch.diagnose.rules.startup_checks import oom_values
 from oomwatch.diagnose.rules.tenants import foreign_bytes
 from oomwatch.engines.versions import release
@@ -108,6 +108,26 @@ def runtime_allocation(facts: Facts) -> Finding | None:
         unseen=()
         if failure.frames or facts.said("vllm.dump_output")
         else ("Where in the model it happened: the traceback is not in the log.",),
+    )
+
+
+def unplaced_allocation(facts: Facts) -> Finding | None:
+    """Memory was refused, and nothing in the input says whether at start or while serving."""
+    failure = gpu_failure(facts)
+    if failure is None or not is_placeless(facts, failure):
+        return None
+    return found(
+        facts,
+        "irregular_unknown",
+        0.3,
+        f"The GPU refused an allocation ({_amount(failure)}); the input does not say whether the engine was starting or serving.",
+        cite_failure(failure),
+        strength=NOTHING,
+        order=failure.order,
+        values=oom_values(failure),
+        unseen=(
+            "The lines before the failure: from the server's start, or at least the whole traceback and the last load lines.",
+        ),
     )
 
 
@@ -417,4 +437,4 @@ def _argument_evidence(facts: Facts, cause: str) -> tuple[Evidence, ...]:
     )
 
 
-RULES: Final[tuple[Rule, ...]] = (sleep_wake, runtime_allocation)
+RULES: Final[tuple[Rule, ...]] = (sleep_wake, runtime_allocation, unplaced_allocation)

@@ -77,10 +77,21 @@ def stage_of(facts: Facts, failure: Failure) -> Stage:
         ):
             return _refined(facts, failure, by_other)
     if stage not in (None, "serving"):
-        return stage
+        return _refined(facts, failure, stage)
     if stage == "serving" or facts.served or (facts.ready and not facts.run_failed_to_start):
         return "serving"
     return _by_log(facts, failure)
+
+
+def is_placeless(facts: Facts, failure: Failure) -> bool:
+    """Whether nothing says if the engine started or served: no frame, and no line of a start."""
+    run = facts.run
+    if failure.frames or facts.served or facts.ready or facts.run_failed_to_start:
+        return False
+    if any(other.frames for other in facts.failures):
+        return False
+    kinds = {event.pattern.kind for event in run.events} if run else set()
+    return not kinds & {"identity", "stage", "capacity"} and not facts.engine.command
 
 
 def _refined(facts: Facts, failure: Failure, stage: Stage | None) -> Stage:
@@ -89,15 +100,18 @@ def _refined(facts: Facts, failure: Failure, stage: Stage | None) -> Stage:
     ``load_model`` also repacks, makes adapter slots and loads the draft model;
     ``initialize_from_config`` allocates the cache, captures and warms up.
     """
-    if stage == "load" and failure.frames and _is_bare(failure.frames[-1]):
-        told = _by_log(facts, failure)
-        return told if told in ("repack", "draft", "slots") else stage
-    return stage or "load"
+    if not failure.frames or not _is_bare(failure.frames[-1]):
+        return stage or "load"
+    told = _by_log(facts, failure)
+    finer = {"load": ("repack", "draft", "slots"), "kv": ("capture", "sampler", "draft")}
+    if stage == "draft" and told == "load":
+        return told  # the worker of both models, and the first is not in yet
+    return told if told in finer.get(stage or "", ()) else stage or "load"
 
 
 def _is_bare(frame: str) -> bool:
     """Whether the deepest frame is a generic call, so that the traceback's bottom is missing."""
-    return frame.rpartition(":")[2] in (
+    return frame.startswith("method:") or frame.rpartition(":")[2] in (
         "_call_impl",
         "_wrapped_call_impl",
         "forward",

@@ -20,7 +20,7 @@ from oomwatch.diagnose.rules.device_limits import (
     shares_host_memory,
 )
 from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, STAGE, Rule, found
-from oomwatch.diagnose.rules.placing import gpu_failure, stage_of
+from oomwatch.diagnose.rules.placing import gpu_failure, is_placeless, stage_of
 from oomwatch.diagnose.rules.startup_checks import oom_values
 from oomwatch.diagnose.rules.tenants import foreign_bytes, hidden_bytes
 from oomwatch.records import Finding
@@ -97,7 +97,7 @@ def startup_allocation(facts: Facts) -> Finding | None:
     return (
         _by_device(facts, failure, stage, say)
         or _by_tenant(facts, failure, stage, say)
-        or _by_stage(facts, failure, stage, say)
+        or (None if is_placeless(facts, failure) else _by_stage(facts, failure, stage, say))
     )
 
 
@@ -127,7 +127,7 @@ def _by_device(facts: Facts, failure: Failure, stage: Stage, say: Say) -> Findin
                 "The allocation was refused although the driver counts enough free memory: GPU and host share one memory here",
                 ARITHMETIC,
             )
-        if facts.is_wsl or (oom.own_bytes or 0) > 2**50:
+        if facts.is_wsl:
             return say(
                 "wsl_alloc_limit",
                 0.8,
