@@ -57,6 +57,11 @@ def upgrade_before(version: str, what: str, *, why: str = "") -> Move:
     return move
 
 
+def unless_orphan(step: Move) -> Move:
+    """A step that helps where another program holds the card, not where a dead server does."""
+    return lambda context: None if context.finding.values.get("orphan") else step(context)
+
+
 def on_engine(engine: str, step: Move) -> Move:
     """A step for one engine only."""
     return lambda context: step(context) if context.name == engine else None

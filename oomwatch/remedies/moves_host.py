@@ -214,6 +214,16 @@ def stop_others(context: Context) -> Draft | None:
     pids = [str(pid) for pid in _pids(context)]
     name = re.sub(r"[^\w.:+/ -]", "", str(context.finding.values.get("process_name") or ""))[:40]
     held = context.number("other_process_bytes")
+    if pids and context.finding.values.get("orphan"):
+        return Draft(
+            id="end-orphans",
+            title="End what is left of the server",
+            why="Their server is gone, nothing will end them, and the next start misses the "
+            "memory that they hold.",
+            cost="None: without their server they serve nobody.",
+            action=f"kill {' '.join(pids)} (kill -9 for those that stay).",
+            direction="free_gpu",
+        )
     who = f"PID {', '.join(pids[:6])}" if pids else "that nvidia-smi lists"
     named = f" ({name})" if name else ""
     holding = f", {format_bytes(held)}" if held else ""

@@ -10,7 +10,7 @@ from oomwatch.remedies import moves_load as load
 from oomwatch.remedies import moves_memory as memory
 from oomwatch.remedies import moves_model as model
 from oomwatch.remedies import moves_weights as weights
-from oomwatch.remedies.actions import act, upgrade
+from oomwatch.remedies.actions import act, unless_orphan, upgrade
 from oomwatch.remedies.context import Context, Draft, Move
 from oomwatch.remedies.plans import Plan
 from oomwatch.units import format_bytes
@@ -156,13 +156,15 @@ PLANS: Final[dict[str, Plan]] = {
     "gpu_busy_other_process": Plan(
         "free_gpu",
         host.stop_others,
-        act(
-            "other-gpu",
-            "Use another GPU",
-            "Point CUDA_VISIBLE_DEVICES at a GPU that is free.",
-            why="The card is in use.",
+        unless_orphan(
+            act(
+                "other-gpu",
+                "Use another GPU",
+                "Point CUDA_VISIBLE_DEVICES at a GPU that is free.",
+                why="The card is in use.",
+            )
         ),
-        memory.fit_share_to_free,
+        unless_orphan(memory.fit_share_to_free),
     ),
     "gpu_busy_margin": Plan(
         "less_kv", memory.fit_share_to_free, memory.lower_share, host.stop_others

@@ -64,11 +64,26 @@ def engine_name(engine: EngineFacts) -> str:
 
 
 def engine_line(engine: EngineFacts, texts: Mapping[str, str]) -> str:
-    """One engine in one line: name, model, phase, size of its KV cache."""
+    """One engine in one line: name, model, phase, KV cache, and the load of a running one."""
     facts = [engine_name(engine), clean(engine.model or "", 80), texts[f"phase.{engine.phase}"]]
     if engine.kv_tokens is not None:
         facts.append(texts["kv_tokens"].format(tokens=format_count(engine.kv_tokens)))
+    facts += _load(engine, texts)
     return " · ".join(fact for fact in facts if fact)
+
+
+def _load(engine: EngineFacts, texts: Mapping[str, str]) -> list[str]:
+    load, facts = engine.load, []
+    if load is None:
+        return []
+    if load.kv_usage_ratio is not None and math.isfinite(load.kv_usage_ratio):
+        facts.append(texts["load.kv"].format(percent=round(100 * load.kv_usage_ratio)))
+    if load.running is not None:
+        counts = {"running": f"{load.running:.0f}", "waiting": f"{load.waiting or 0:.0f}"}
+        facts.append(texts["load.requests"].format_map(counts))
+    if load.preemptions_total:
+        facts.append(texts["load.preemptions"].format(count=f"{load.preemptions_total:,.0f}"))
+    return facts
 
 
 def gpu_row(gpu: Gpu, texts: Mapping[str, str]) -> tuple[str, str]:

@@ -84,8 +84,11 @@ class _Report:
             self._others(incidents[1:], risks if incidents else risks[1:])
             if not incidents:
                 self._gpus()
+            if findings:
+                self._running()
             self._list("advice", self.diagnosis.advice, "yellow")
-            self._sources()
+            if findings or self.verbose or self.diagnosis.verdict != "unknown":
+                self._sources()  # an undecided answer has named them already
             if findings:
                 self.sheet.blank()
                 self.sheet.text(self.texts["page"].format(cause=findings[0].cause), "dim")
@@ -257,6 +260,11 @@ class _Report:
             return
         self._title("gpus")
         self.sheet.rows([phrases.gpu_row(gpu, self.texts) for gpu in self.diagnosis.gpus], ("", ""))
+
+    def _running(self) -> None:
+        """What serves at this moment: after a failure people ask whether it does again."""
+        lines = [phrases.engine_line(e, self.texts) for e in self.diagnosis.engines if e.load]
+        self._list("engines", lines)
 
     def _list(self, key: str, items: Sequence[str], style: str = "") -> None:
         if not items:

@@ -441,6 +441,7 @@ def orphans(facts: Facts) -> Finding | None:
         strength=COUNTERS,
         risk=True,
         values={
+            "orphan": True,
             "other_pids": [o.pid for o in facts.orphans],
             "other_process_bytes": held,
             "process_name": facts.orphans[0].name,
