@@ -97,7 +97,8 @@ def _victim(facts: Facts, kills: Sequence[KernelCitation]) -> tuple[KernelCitati
             return named[-1], False
         # A helper beside the engine was the victim, and the engine hangs or dies for want of it.
         wide = [c for c in kills if c.event.fields.get("scope") == "host"]
-        return (wide[-1], False) if wide and _in_trouble(facts) else (None, False)
+        silent = _in_trouble(facts) and not facts.failures
+        return (wide[-1], False) if wide and silent else (None, False)
     if not kills:
         return None, False
     if facts.has_log and facts.failures and any(f.oom is not None for f in facts.failures):

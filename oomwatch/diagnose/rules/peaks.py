@@ -13,7 +13,7 @@ from typing import Any, Final
 from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.facts import Facts, cite, cite_arguments, cite_failure
 from oomwatch.diagnose.frames import Part, find_part, telling_frame
-from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, NOTHING, STAGE, Rule, found
+from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, STAGE, Rule, found
 from oomwatch.diagnose.rules.placing import gpu_failure, is_placeless, stage_of
 from oomwatch.diagnose.rules.startup_checks import oom_values
 from oomwatch.diagnose.rules.tenants import foreign_bytes
@@ -122,7 +122,7 @@ def unplaced_allocation(facts: Facts) -> Finding | None:
         0.3,
         f"The GPU refused an allocation ({_amount(failure)}); the input does not say whether the engine was starting or serving.",
         cite_failure(failure),
-        strength=NOTHING,
+        strength=STAGE,
         order=failure.order,
         values=oom_values(failure),
         unseen=(
