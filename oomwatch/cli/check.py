@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,7 @@ from oomwatch import __version__
 from oomwatch.errors import NoDataError, OomwatchError, PermissionDeniedError
 from oomwatch.records import SourceStatusName
 from oomwatch.report.sanitize import clean
-from oomwatch.units import format_bytes, format_rfc3339
+from oomwatch.units import format_bytes, format_duration, format_rfc3339
 
 if TYPE_CHECKING:
     from oomwatch.discovery import DiscoveredEngine, Discovery
@@ -34,7 +35,7 @@ _NAME_WIDTH: Final = 18
 _WORD_WIDTH: Final = 15
 
 _GPU_HINTS: Final = {
-    "no_driver": "on a host with an NVIDIA GPU, install its driver; in a container, start it with "
+    "no_driver": "fine on a host without one; else install its driver, and start a container with "
     "--gpus all (Docker) or the nvidia runtime class (Kubernetes)",
     "library_mismatch": "reboot, or unload and load the nvidia kernel modules",
     "no_permission": "add this user to the group of /dev/nvidia*, or allow the devices",
@@ -45,7 +46,9 @@ _GPU_HINTS: Final = {
     "not_available": "logs, metrics and host memory are read; that GPU's memory is not",
     "error": "run nvidia-smi: it asks the same library",
 }
-_METRICS_TIMEOUT_SECONDS: Final = 10.0
+_METRICS_TIMEOUT_SECONDS: Final = 15.0
+"""A page took 11 s to come from a busy vLLM."""
+_STOPPED: Final = frozenset("Tt")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,8 +98,6 @@ def _as_text(item: Item, width: int) -> str:
 
 
 def _as_json(items: list[Item]) -> dict[str, Any]:
-    import time
-
     return {
         "schema": "oomwatch.check/1",
         "oomwatch_version": __version__,
@@ -121,6 +122,7 @@ def _items() -> Iterator[Item]:
     for engine in found.engines:
         yield _metrics(engine)
         yield _logs(engine)
+    yield _ended()
 
 
 def _gpu(reading: NvmlReading) -> Item:
@@ -270,12 +272,41 @@ def _engines(found: Discovery) -> Item:
             "engines",
             "not_available",
             "no vLLM, SGLang or other known server runs here",
-            "give --log FILE to diagnose one that has ended",
         )
-    orphans = [engine for engine in found.engines if engine.orphan]
-    pids = ", ".join(str(engine.recorded.pids[0]) for engine in orphans)
-    hint = f"the orphans still hold their memory; end them: kill {pids}" if orphans else None
-    return Item("engines", "warning" if orphans else "ok", "; ".join(names), hint)
+    pids = [str(pid) for engine in found.engines if engine.orphan for pid in engine.recorded.pids]
+    stopped = [
+        str(member.process.pid)
+        for engine in found.engines
+        for member in engine.members
+        if member.process.state in _STOPPED
+    ]
+    hints = []
+    if pids:
+        hints.append(f"the orphans still hold their memory; end them: kill {' '.join(pids)}")
+    if stopped:
+        hints.append(f"stopped, by SIGSTOP or a debugger: {', '.join(stopped)}")
+    status: SourceStatusName = "warning" if hints else "ok"
+    return Item("engines", status, "; ".join(names), "; ".join(hints) or None)
+
+
+def _ended() -> Item:
+    """What is left of engines that do not run any more."""
+    from oomwatch.sources.ended import find_ended
+
+    denied: list[str] = []
+    ended = find_ended(denied=denied)
+    hint = f"run as root: {denied[0]}" if denied else None
+    if not ended:
+        return Item(
+            "ended engines",
+            "warning" if denied else "not_available",
+            "no container, service or output of `oomwatch run` of one that ended is seen",
+            hint or "give --log FILE to diagnose one that has ended",
+        )
+    last = ended[0]
+    ago = format_duration(max(1.0, time.time() - last.at))
+    detail = f"{len(ended)} found; the last, {last.kind} {last.name}, ended {ago} ago"
+    return Item("ended engines", "ok", detail, hint)
 
 
 def _metrics(engine: DiscoveredEngine) -> Item:
