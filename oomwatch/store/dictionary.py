@@ -1,0 +1,195 @@
+"""Small numbers for the names in samples: looked up once, remembered, inserted when new."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sqlalchemy import Connection, Insert, Table, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from oomwatch.records import GpuProcessSample, GpuSample, ProcessSample
+from oomwatch.store import schema
+from oomwatch.store.clock import Clock
+
+SEEN_EVERY_MS: Final = 15 * 60_000
+"""How far `seen_ms` of a dictionary row may lag behind its last sample."""
+
+_REMEMBERED: Final = 8192  # names; a host where thousands of processes come and go forgets some
+
+
+def insert_new(connection: Connection, table: Table) -> Insert:
+    """An INSERT that leaves rows alone whose key is there: writing twice is writing once."""
+    if connection.dialect.name == "postgresql":
+        return postgresql.insert(table).on_conflict_do_nothing()
+    return sqlite.insert(table).on_conflict_do_nothing()
+
+
+def upsert(connection: Connection, table: Table) -> Insert:
+    """An INSERT that takes the place of a row with the same primary key."""
+    keys = [column.name for column in table.primary_key]
+    others = [column.name for column in table.columns if not column.primary_key]
+    if connection.dialect.name == "postgresql":
+        insert = postgresql.insert(table)
+        return insert.on_conflict_do_update(
+            index_elements=keys, set_={name: insert.excluded[name] for name in others}
+        )
+    new = sqlite.insert(table)
+    return new.on_conflict_do_update(
+        index_elements=keys, set_={name: new.excluded[name] for name in others}
+    )
+
+
+def digest_of(*parts: object) -> int:
+    """A signed 64-bit number that stands for these values."""
+    text = json.dumps(parts, default=str, ensure_ascii=True)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
+
+
+def plain(text: str | None) -> str | None:
+    """A text that both databases take: no NUL, no half of a surrogate pair."""
+    if text is None:
+        return None
+    return text.replace("\0", "").encode("utf-8", "replace").decode()
+
+
+class Dictionary:
+    """Ids of one host's names. After a transaction failed, `forget` what it may have inserted."""
+
+    def __init__(self, host: str) -> None:
+        self.host = plain(host) or "unknown"
+        self._ids: dict[tuple[str, Any], tuple[int, Any]] = {}
+
+    def forget(self) -> None:
+        """Look everything up again."""
+        self._ids.clear()
+
+    def host_id(self, connection: Connection) -> int:
+        """Of the host itself."""
+        known = self._ids.get(("host", None))
+        if known is None:
+            number = _find_or_insert(connection, schema.host, {"name": self.host}, {})
+            known = self._remember(("host", None), number, None)
+        return known[0]
+
+    def clock_id(self, connection: Connection, clock: Clock) -> int:
+        """Of a stretch of time between two settings of the clock."""
+        known = self._ids.get(("clock", clock))
+        if known is None:
+            key = {
+                "host_id": self.host_id(connection),
+                "boot_id": clock.boot_id,
+                "offset_ms": clock.offset_ms,
+                "from_ms": clock.from_ms,
+            }
+            number = _find_or_insert(connection, schema.clock, key, {})
+            known = self._remember(("clock", clock), number, None)
+            # Set back to before what was pruned: from here on the store is complete again.
+            mark = schema.retention_mark
+            connection.execute(
+                update(mark).where(mark.c.from_ms > clock.from_ms).values(from_ms=clock.from_ms)
+            )
+        return known[0]
+
+    def gpu_id(self, connection: Connection, sample: GpuSample) -> int:
+        """Of a GPU or MIG instance; its name and total are kept up to date."""
+        name, uuid = ("gpu", (sample.gpu, sample.uuid)), plain(sample.uuid) or ""
+        facts = {"name": plain(sample.name), "total_bytes": sample.total_bytes}
+        known = self._ids.get(name)
+        if known is not None and known[1] == facts:
+            return known[0]
+        key = {"host_id": self.host_id(connection), "gpu": sample.gpu, "uuid": uuid}
+        number = _find_or_insert(connection, schema.gpu, key, facts)
+        given = {column: value for column, value in facts.items() if value is not None}
+        if given:
+            connection.execute(update(schema.gpu).where(schema.gpu.c.id == number).values(**given))
+        return self._remember(name, number, facts)[0]
+
+    def engine_id(self, connection: Connection, engine: str, ts_ms: int) -> int:
+        """Of an engine, by the id that discovery gave it."""
+        key = {"host_id": self.host_id(connection), "name": plain(engine) or "unknown"}
+        return self._seen(connection, schema.engine, ("engine", engine), key, facts={}, ts_ms=ts_ms)
+
+    def process_id(self, connection: Connection, sample: ProcessSample, ts_ms: int) -> int:
+        """Of a process under its present name, parent and cgroup."""
+        facts = {
+            "pid": sample.pid,
+            "ppid": sample.ppid,
+            "name": plain(sample.name),
+            "cmdline": None if sample.cmdline is None else plain(json.dumps(sample.cmdline)),
+            "cgroup": plain(sample.cgroup),
+            "unit": plain(sample.unit),
+            "container": plain(sample.container),
+        }
+        return self._described(connection, schema.process, facts, ts_ms)
+
+    def holder_id(self, connection: Connection, sample: GpuProcessSample, ts_ms: int) -> int:
+        """Of a process as the holder of memory of one GPU."""
+        facts = {
+            "gpu": sample.gpu,
+            "pid": sample.pid,
+            "name": plain(sample.name),
+            "kind": plain(sample.kind),
+            "mig": plain(sample.mig),
+        }
+        return self._described(connection, schema.holder, facts, ts_ms)
+
+    def _described(
+        self, connection: Connection, table: Table, facts: Mapping[str, Any], ts_ms: int
+    ) -> int:
+        name = (table.name, tuple(facts.values()))
+        key = {"host_id": self.host_id(connection), "digest": digest_of(*facts.values())}
+        return self._seen(connection, table, name, key, facts=facts, ts_ms=ts_ms)
+
+    def _seen(
+        self,
+        connection: Connection,
+        table: Table,
+        name: tuple[str, Any],
+        key: Mapping[str, Any],
+        *,
+        facts: Mapping[str, Any],
+        ts_ms: int,
+    ) -> int:
+        """Look up or insert, and note now and then that it is still seen."""
+        known = self._ids.get(name)
+        if known is None:
+            number = _find_or_insert(connection, table, key, {**facts, "seen_ms": ts_ms})
+        elif abs(ts_ms - known[1]) < SEEN_EVERY_MS:
+            return known[0]
+        else:
+            number = known[0]
+        newer = (table.c.id == number) & (table.c.seen_ms < ts_ms)
+        connection.execute(update(table).where(newer).values(seen_ms=ts_ms))
+        return self._remember(name, number, ts_ms)[0]
+
+    def _remember(self, name: tuple[str, Any], number: int, facts: object) -> tuple[int, Any]:
+        if len(self._ids) >= _REMEMBERED:
+            self._ids.clear()
+        self._ids[name] = (number, facts)
+        return self._ids[name]
+
+
+def _find_or_insert(
+    connection: Connection, table: Table, key: Mapping[str, Any], facts: Mapping[str, Any]
+) -> int:
+    found = select(table.c.id).where(*(table.c[name] == value for name, value in key.items()))
+    number = connection.scalar(found)
+    if number is None:
+        connection.execute(insert_new(connection, table).values(**key, **facts))
+        number = connection.scalar(found)
+    return int(number or 0)
+
+
+def read_last_clock(connection: Connection, host: str) -> Clock | None:
+    """The clock that a host's rows were last written under."""
+    row = connection.execute(
+        select(schema.clock.c.boot_id, schema.clock.c.offset_ms, schema.clock.c.from_ms)
+        .join(schema.host, schema.host.c.id == schema.clock.c.host_id)
+        .where(schema.host.c.name == (plain(host) or "unknown"))
+        .order_by(schema.clock.c.id.desc())
+        .limit(1)
+    ).first()
+    return None if row is None else Clock(row.boot_id, row.offset_ms, row.from_ms)
