@@ -63,12 +63,13 @@ def fill_outputs(text: str) -> str:
 
 
 def output_of(command: str) -> str:
-    """What an `oomwatch` command prints in a pipe, in UTC and English.
+    """What `oomwatch …`, or a script of this repository, prints in a pipe, in UTC and English.
 
     Raises RuntimeError if it fails: an output of a failed command is not for the docs.
     """
+    words = shlex.split(command)
     done = subprocess.run(
-        [sys.executable, "-m", *shlex.split(command)],
+        [sys.executable, *(["-m"] if words[0] == "oomwatch" else []), *words],
         cwd=ROOT,
         env={"PATH": os.environ["PATH"], "TZ": "UTC", "LC_ALL": "C.UTF-8"},
         capture_output=True,

@@ -145,7 +145,7 @@ ROWS = [
     Row(f"{LOG} --model-config config.json", 1, (KV,)),
     Row(f"{LOG} --since 2020-01-01T00:00:00Z", 1, (KV,)),
     Row(f"{LOG} --until 2020-01-01", 0, ("UNDECIDED",)),
-    Row(f"{LOG} --format args", 1, ("--max-model-len 71424 ",)),
+    Row(f"{LOG} --format args", 1, ("--max-model-len 71424",)),
     Row(f"{LOG} --format env", 1, (), ("no change for --format env",)),
     Row(f"{LOG} --format markdown", 1, ("## ", KV, "`kv_lt_max_len`")),
     Row(f"{LOG} -o -", 1, (KV,)),
