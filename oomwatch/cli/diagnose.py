@@ -261,7 +261,8 @@ def _model_sizes(
     from oomwatch.report.phrases import MODEL_SIZES
 
     names: dict[str, None] = {}
-    for each in (*incidents, *risks):
+    found: list[Incident | Risk] = [*incidents, *risks]
+    for each in found:
         engine = engines.get(each.finding.engine_id or "")
         predicted = any(
             r.effect and r.effect.kv_tokens_after_low is not None for r in each.remedies
