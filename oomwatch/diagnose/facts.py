@@ -189,8 +189,10 @@ class Facts:
     @property
     def is_wsl(self) -> bool:
         """Whether the host is Windows' virtual machine."""
-        return any("microsoft" in c.event.text.lower() for c in self.kernel[:50]) or (
-            self.run is not None and self.run.find("wsl.notice", "device.wsl_figure") is not None
+        return (
+            any("microsoft" in c.event.text.lower() for c in self.kernel[:50])
+            or self.said("wsl.notice") is not None
+            or self.failing("device.wsl_figure") is not None
         )
 
     @property

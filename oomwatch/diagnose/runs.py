@@ -231,6 +231,8 @@ class RunBuilder:
             # SIGTERM and Ctrl-C while Python runs: a request to stop.
             item = LogEvent(SHUTDOWN, {}, item.line, item.order, item.seen_at)
         if self._starts_run(item):
+            # What the start before left open is its own.
+            self.runs[-1].failures += self._extractor.close()
             self.runs.append(Run())
         _absorb(self.runs[-1], item)
 

@@ -27,7 +27,7 @@ _TRIED: Final = re.compile(
     re.IGNORECASE,
 )
 _MODERN: Final = re.compile(
-    rf"GPU (?P<gpu>\d+) has a total capac(?:i)?ty of (?P<total>{_SIZE}) of which (?P<free>{_SIZE}) is free"
+    rf"GPU (?P<gpu>\d+) has a total capac(?:i)?ty of (?P<total>{_SIZE})(?: of which (?P<free>{_SIZE}) is free)?"
 )
 _LEGACY: Final = re.compile(
     rf"\((?:GPU|NPU) (?P<gpu>\d+); (?P<total>{_SIZE}) total capacity; (?P<allocated>{_SIZE}) already allocated;(?: {_SIZE} current active;)? (?P<free>{_SIZE}) free; (?P<reserved>{_SIZE}) reserved in total by PyTorch\)"
@@ -107,7 +107,7 @@ def parse_oom(text: str) -> TorchOom | None:
             found,
             gpu=int(modern["gpu"]),
             total_bytes=parse_size(modern["total"]),
-            free_bytes=parse_size(modern["free"]),
+            free_bytes=parse_size(modern["free"]) if modern["free"] else None,
         )
     listed = [(int(m["pid"]), parse_size(m["size"]) or 0) for m in _OTHER.finditer(text)]
     own, own_pid = _size(_OWN, text), None
@@ -280,6 +280,15 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         where="any",
     ),
     Pattern(
+        "device.wsl_figure",
+        "hint",
+        "1717986918",
+        r"has 17179869\d{3}\.\d\d GiB memory in use",
+        "this process has 17179869184.00 GiB memory in use",
+        "WSL",
+        where="any",
+    ),
+    Pattern(
         "mig.device",
         "hint",
         "MIG",
@@ -438,7 +447,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "cuda.driver_old",
         "failure",
         "driver",
-        r"(?:The NVIDIA driver on your system is too old|CUDA driver version is insufficient for CUDA runtime version|forward compatibility was attempted on non supported HW|system has unsupported display driver / cuda driver combination|unsupported toolchain)",
+        r"(?:The NVIDIA driver on your system is too old|Found no NVIDIA driver on your system|Driver/library version mismatch|system not yet initialized|CUDA driver version is insufficient for CUDA runtime version|forward compatibility was attempted on non supported HW|system has unsupported display driver / cuda driver combination|unsupported toolchain)",
         "The NVIDIA driver on your system is too old (found version 12080).",
         "..",
         where="any",
@@ -493,6 +502,14 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "..",
         where="any",
         cause="custom_allreduce_ipc",
+    ),
+    Pattern(
+        "jit.step",
+        "hint",
+        "",
+        r"^(?:\[\d+/\d+\] .{0,200}?\b(?:nvcc|cicc|ptxas|c\+\+|g\+\+|clang\+\+|cc1plus)\b|(?:flashinfer\.jit: )?Loading JIT ops|Emitting ninja build file|Building extension module)",
+        "[2/36] /usr/local/cuda/bin/nvcc --generate-dependencies-with-compile -O3 -c gemm.cu -o gemm.cuda.o",
+        "..",
     ),
     Pattern(
         "jit.build",

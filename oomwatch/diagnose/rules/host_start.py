@@ -9,9 +9,14 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from oomwatch.diagnose.facts import Facts, cite_failure
-from oomwatch.diagnose.rules.findings import ARITHMETIC, KERNEL, NAMED_CHECK, Rule, found
-from oomwatch.records import Finding
+from oomwatch.diagnose.endings import endings
+from oomwatch.diagnose.facts import Facts, cite, cite_failure
+from oomwatch.diagnose.rules.findings import ARITHMETIC, KERNEL, NAMED_CHECK, STAGE, Rule, found
+from oomwatch.records import Evidence, Finding
+from oomwatch.units import format_bytes
+
+_DRY: Final = 0.02
+"""Under this share of the host's memory the next page brings the OOM killer."""
 
 _COMPILER_KILLED: Final = re.compile(
     r"(?m)^Killed$|Killed signal terminated program|internal compiler error: Killed|(?:cicc|nvcc|cc1plus|ptxas|c\+\+).{0,80}(?:out of memory|died due to signal 9|signal 9)|virtual memory exhausted|cannot allocate memory",
@@ -83,4 +88,77 @@ def residency_refused(facts: Facts) -> Finding | None:
     )
 
 
-RULES: Final[tuple[Rule, ...]] = (node_monitor, compiler_killed, residency_refused)
+def killed_in_build(facts: Facts) -> Finding | None:
+    """Killed without a word while kernels were built: as many compilers as cores take the host's memory."""
+    run = facts.run
+    if run is None or facts.failures or facts.kernel or facts.served or facts.ready:
+        return None
+    step = run.find_last("jit.step")
+    killed = [e for e in endings(run.events, facts.messengers) if e.killed]
+    if step is None or not killed or killed[-1].order < step.order:
+        return None
+    return found(
+        facts,
+        "host_oom_jit",
+        0.63,
+        "The process was killed (SIGKILL) while it built kernels and printed no error of its own: the compilers most likely"
+        " used up the host's memory.",
+        [cite(step.line), cite(killed[-1].line)],
+        strength=STAGE,
+        order=killed[-1].order,
+        values={"stage": "compile", "exit_code": killed[-1].exit_code},
+        unseen=("Who sent the signal: the kernel log (`journalctl -k`, `dmesg`).",),
+    )
+
+
+def vanished_while_loading(facts: Facts) -> Finding | None:
+    """The engine's processes are gone in the middle of a load, and the host had nothing left just before."""
+    run, series = facts.run, facts.series
+    total, available = series.host_total_bytes, series.available
+    if (
+        run is None
+        or run.stage not in ("init", "load", "loaded")
+        or facts.failures
+        or facts.unified
+    ):
+        return None
+    if total is None or available is None or available.low > _DRY * total or not facts.tree_pids:
+        return None
+    mine = [p for p in series.processes if p.pid in facts.tree_pids]
+    if not mine or series.ended_at is None or max(p.last_seen for p in mine) >= series.ended_at:
+        return None
+    largest = max(mine, key=lambda p: p.rss.high)
+    return found(
+        facts,
+        "host_oom_load",
+        0.7,
+        f"The engine's processes vanished while weights were read; {largest.name} (PID {largest.pid}) held"
+        f" {format_bytes(largest.rss.high)} and {format_bytes(available.low)} of the host's {format_bytes(total)} were left.",
+        [
+            Evidence(
+                "process",
+                "MemAvailable",
+                text=f"host memory available {format_bytes(available.first)} to {format_bytes(available.low)}",
+                value=round(available.low),
+                unit="bytes",
+            )
+        ],
+        strength=STAGE,
+        values={
+            "stage": run.stage,
+            "host_total_bytes": total,
+            "host_free_bytes": round(available.low),
+            "own_bytes": round(largest.rss.high),
+        },
+        at=largest.last_seen,
+        unseen=("The kernel's own line: `journalctl -k` or `dmesg`.",),
+    )
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    node_monitor,
+    compiler_killed,
+    killed_in_build,
+    vanished_while_loading,
+    residency_refused,
+)

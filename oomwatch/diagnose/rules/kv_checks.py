@@ -11,6 +11,7 @@ from typing import Final
 from oomwatch.diagnose.facts import Facts, cite, cite_arguments, cite_failure
 from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, STAGE, Rule, found
 from oomwatch.diagnose.rules.tenants import holder_evidence
+from oomwatch.memory.data.cards import CARDS
 from oomwatch.records import Evidence, Finding
 from oomwatch.units import GIB, format_bytes, format_count
 
@@ -250,6 +251,40 @@ def _uneven(facts: Facts, needed: float | None, available: float | None) -> str 
     return None
 
 
+def sized_to_nothing(facts: Facts) -> Finding | None:
+    """The start measured too little for the cache, and of the refusal only a wrapper is in the input."""
+    engine, run = facts.engine, facts.run
+    if run is None or facts.failures or not facts.messengers or run.stage != "kv":
+        return None
+    first = min(facts.messengers, key=lambda m: m.order)
+    empty = engine.kv_blocks == 0 or (engine.kv_bytes is not None and engine.kv_bytes <= 0)
+    short = engine.kv_blocks is not None and ((engine.kv_tokens or 0) < (engine.max_model_len or 0))
+    if not empty and not short:
+        return None
+    room = (
+        f"{format_bytes(engine.kv_bytes)} were left for it"
+        if engine.kv_bytes is not None
+        else f"it holds {format_count(engine.kv_tokens)} tokens at a length of {format_count(engine.max_model_len)}"
+    )
+    return found(
+        facts,
+        "kv_no_blocks" if empty else "kv_lt_max_len",
+        0.7 if empty else 0.62,
+        f"The start failed right after the KV cache was measured, and {room}.",
+        [*_run_evidence(facts, "vllm.kv_available", "vllm.blocks"), cite(first.line)],
+        strength=STAGE,
+        order=first.order,
+        values={
+            "stage": "kv",
+            "available_kv_bytes": engine.kv_bytes,
+            "kv_tokens": engine.kv_tokens,
+            "estimated_max_len": engine.kv_tokens if not empty else None,
+            "max_model_len": engine.max_model_len,
+        },
+        unseen=("The refusal itself: the lines of the engine core.",),
+    )
+
+
 def _rank_evidence(facts: Facts) -> list[Evidence]:
     events = facts.run.all("vllm.kv_available") if facts.run else []
     if len(events) < 2:
@@ -265,20 +300,41 @@ def unbalanced_cards(facts: Facts) -> Finding | None:
     if hit is None:
         return None
     failure, fields = hit
+    smallest, local = fields.get("smallest_bytes"), fields.get("local_bytes")
+    holders = holder_evidence(facts)
+    if facts.speculative and facts.said("sglang.kv_allocated", "sglang.pool_end") is not None:
+        cause, confidence = "spec_draft", 0.72
+        sentence = (
+            "The check before the draft model loads blames other processes, but it is the target and its pool that hold"
+            " the memory."
+        )
+    elif holders or (smallest and local and not _is_other_card(smallest, local)):
+        cause, confidence = "gpu_busy_other_process", 0.75 if holders else 0.62
+        sentence = (
+            f"One card has {format_bytes(smallest)} free and another {format_bytes(local)}, which is no difference between"
+            " cards: something else runs on the first."
+        )
+    else:
+        cause, confidence = "parallel_imbalance", 0.75
+        sentence = "One GPU has under 90 % of the free memory of another: unequal cards, or something else runs on one of them."
     return found(
         facts,
-        "parallel_imbalance",
-        0.75,
-        "One GPU has under 90 % of the free memory of another: unequal cards, or something else runs on one of them.",
-        [*cite_failure(failure), *holder_evidence(facts)],
+        cause,
+        confidence,
+        sentence,
+        [*cite_failure(failure), *holders],
         strength=NAMED_CHECK,
         order=failure.order,
-        values={
-            "free_bytes": fields.get("smallest_bytes"),
-            "total_bytes": fields.get("local_bytes"),
-            "stage": "init",
-        },
+        values={"free_bytes": smallest, "total_bytes": local, "stage": "init"},
     )
+
+
+def _is_other_card(smallest: float, local: float) -> bool:
+    """Whether the smaller figure is a nearly empty card of another size (free is a little under total)."""
+    if max(smallest, local) < 4 * GIB:
+        return False
+    totals = {card.total_gib * GIB for card in CARDS}
+    return any(0.93 * total <= smallest <= total for total in totals if total < 0.9 * local)
 
 
 def state_cache(facts: Facts) -> Finding | None:
@@ -394,6 +450,7 @@ RULES: Final[tuple[Rule, ...]] = (
     cpu_pool,
     no_blocks,
     length_over_pool,
+    sized_to_nothing,
     unbalanced_cards,
     state_cache,
     sglang_budget,

@@ -84,11 +84,11 @@ def stage_of(facts: Facts, failure: Failure) -> Stage:
 
 
 def is_placeless(facts: Facts, failure: Failure) -> bool:
-    """Whether nothing says if the engine started or served: no frame, and no line of a start."""
+    """Whether nothing says if the engine started or served: no telling frame, and no line of a start."""
     run = facts.run
-    if failure.frames or facts.served or facts.ready or facts.run_failed_to_start:
+    if facts.served or facts.ready or facts.run_failed_to_start:
         return False
-    if any(other.frames for other in facts.failures):
+    if any(find_stage(f.frames, f.paths) is not None for f in (failure, *facts.failures)):
         return False
     kinds = {event.pattern.kind for event in run.events} if run else set()
     return not kinds & {"identity", "stage", "capacity"} and not facts.engine.command
@@ -104,8 +104,8 @@ def _refined(facts: Facts, failure: Failure, stage: Stage | None) -> Stage:
         return stage or "load"
     told = _by_log(facts, failure)
     finer = {"load": ("repack", "draft", "slots"), "kv": ("capture", "sampler", "draft")}
-    if stage == "draft" and told == "load":
-        return told  # the worker of both models, and the first is not in yet
+    if told == "load" and any(f.startswith("spec_decode_worker.py") for f in failure.frames):
+        return told  # V0's worker of both models, and the first is not in yet
     return told if told in finer.get(stage or "", ()) else stage or "load"
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from oomwatch.diagnose.events import Failure
-from oomwatch.diagnose.facts import Facts, cite_failure
+from oomwatch.diagnose.facts import Facts, cite, cite_failure
 from oomwatch.diagnose.rules.device_limits import shares_host_memory
-from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, Rule, found
+from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, STAGE, Rule, found
 from oomwatch.diagnose.rules.tenants import holder_evidence
 from oomwatch.records import Finding
 from oomwatch.units import format_bytes, format_count
@@ -69,6 +69,41 @@ def device_busy(facts: Facts) -> Finding | None:
         if facts.series.holders
         else ("Who holds the card: run `oomwatch diagnose` or `nvidia-smi` on the host.",),
     )
+
+
+def held_card(facts: Facts) -> Finding | None:
+    """The start failed for a reason that is not in the log, and NVML shows somebody else on the card."""
+    if facts.failures or not facts.messengers or facts.served or facts.ready or not facts.tree_pids:
+        return None
+    if facts.run is None or facts.run.stage not in ("init", "load"):
+        return None
+    share = facts.number("--gpu-memory-utilization", "--mem-fraction-static") or 0.9
+    for holder in facts.series.holders:
+        total = facts.series.gpu_totals.get(holder.gpu)
+        if holder.pid in facts.tree_pids or not total:
+            continue
+        if holder.used.first > (1 - share) * total + _MARGIN * total:
+            first = min(facts.messengers, key=lambda m: m.order)
+            return found(
+                facts,
+                "gpu_busy_other_process",
+                0.68,
+                f"{holder.name} (PID {holder.pid}), which is no part of this engine, holds {format_bytes(holder.used.first)} of"
+                f" {format_bytes(total)} of GPU {holder.gpu}; the share of {share:g} cannot be had. The log holds only the messenger.",
+                [*holder_evidence(facts), cite(first.line)],
+                strength=STAGE,
+                order=first.order,
+                values={
+                    "stage": "init",
+                    "other_process_bytes": round(holder.used.first),
+                    "other_pids": [holder.pid],
+                    "total_bytes": total,
+                    "free_bytes": round(total - holder.used.first),
+                    "utilization": share,
+                },
+                unseen=("The refusal itself: the lines of the engine core.",),
+            )
+    return None
 
 
 def _big_holder(facts: Facts, total: float) -> bool:
@@ -195,6 +230,7 @@ def oom_values(failure: Failure) -> dict[str, Any]:
 
 RULES: Final[tuple[Rule, ...]] = (
     device_busy,
+    held_card,
     profiling_race,
     sampler,
     host_pool,
