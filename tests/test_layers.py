@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "oomwatch"
 
 LEAVES = {"records", "units", "errors", "causes", "engines", "memory"}
-STAGES = {"sources", "diagnose", "remedies", "report"}
+STAGES = {"sources", "store", "detect", "diagnose", "remedies", "report"}
 # What a part may import, besides itself and the package's own version.
 ALLOWED = {
     "": set(),  # oomwatch/__init__.py
@@ -23,8 +23,12 @@ ALLOWED = {
     "memory": {"records", "units", "errors", "engines"},
     "demo": set(),
     **dict.fromkeys(STAGES, LEAVES),
+    "detect": LEAVES | {"store"},
+    "config": {"errors", "units"},
+    "sdnotify": set(),
     "discovery": LEAVES | {"sources"},  # joins what several sources say of one process
-    "cli": LEAVES | STAGES | {"demo", "discovery"},
+    "agent": LEAVES | STAGES | {"config", "discovery", "sdnotify"},
+    "cli": LEAVES | STAGES | {"agent", "config", "demo", "discovery", "sdnotify"},
     "__main__": {"cli", "errors"},
 }
 # Slow to import, so a command imports them where it needs them.
