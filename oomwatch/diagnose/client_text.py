@@ -15,9 +15,10 @@ _ORIGINS: Final = ("request_logger.py", "logger.py:")
 _LINE: Final = re.compile(
     r"^(?:Received request |Received response|Generated response |Added request .*prompt|Request \S+ details: "
     r"|Receive: obj=|Finish: obj=|\[?\{?'?\"?(?:object|error|messages|prompt|role|content)'?\"?: ?[\"'{\[]"
-    r"|Request: |request body|[Pp]rompt: |generate\{|(?:chat_)?completions\{"
+    r"|Request: |request body|[Pp]rompt(?:: |=')|generate\{|(?:chat_)?completions\{"
     r"|(?:tool call|arguments|function[ _]call|tool_calls?)\b.{0,40}[:=] ?[{\[\"'])"
 )
+_AFTER_SPAN: Final = re.compile(r".*\}(?::\w+)*: [\w:]+: (\S+\.rs:\d+: .*)$")
 _ACCESS: Final = re.compile(
     r'"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH) /\S* HTTP/[\d.]+" (\d{3})'
 )
@@ -33,6 +34,12 @@ def is_client_text(line: LogLine) -> bool:
     if line.origin is not None and line.origin.startswith(_ORIGINS):
         return True
     return _LINE.match(line.text) is not None
+
+
+def own_words(text: str) -> str | None:
+    """What TGI's router itself says after the spans that hold a request, or None."""
+    match = _AFTER_SPAN.search(text)
+    return match[1] if match else None
 
 
 def access_status(text: str) -> int | None:

@@ -17,7 +17,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from oomwatch.diagnose.client_text import access_status, is_client_text, without_echo
+from oomwatch.diagnose.client_text import (
+    access_status,
+    is_client_text,
+    own_words,
+    without_echo,
+)
 from oomwatch.engines.common import OTHER_ENGINES
 from oomwatch.engines.common import PATTERNS as COMMON
 from oomwatch.engines.keepers import PATTERNS as KEEPERS
@@ -206,6 +211,9 @@ class Extractor:
             yield _finish(message)
         if is_client_text(line):
             yield from self._request(line)
+            own = own_words(line.text)
+            if own is not None:
+                yield from self._line(dataclasses.replace(line, text=own))
             return
         opened = self._open.get(key)
         if opened is not None:

@@ -38,8 +38,9 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     Pattern(
         "exit.oom_container",
         "lifecycle",
-        "due to memory",
-        r"(?:OutOfMemoryError: Container killed due to memory usage|^(?:systemd-oomd\S* )?Killed \S+ due to memory (?:used|pressure))",
+        "",
+        r"(?:OutOfMemoryError: Container killed due to memory usage|^(?:systemd-oomd\S* )?Killed \S+ due to memory (?:used|pressure)"
+        r"|systemd-oomd killed \d+ process|\d+ Workers? \(tasks / actors\) killed due to memory pressure \(OOM\))",
         "Killed /system.slice/vllm.service due to memory pressure for /system.slice being 71.20% > 60.00% for > 20s with reclaim activity",
         "..",
     ),

@@ -62,6 +62,11 @@ _XID: Final = re.compile(
     r"(?: GPU-I:(?P<gi>\d+))?(?: GPU-CI:(?P<ci>\d+))?\): (?P<xid>\d{1,4})\b(?:, )?"
     r"(?:pid='?(?P<pid><unknown>|\d+)'?(?:, |$))?(?:name=(?P<name>.*?)(?:, |$))?(?P<detail>.*)"
 )
+# The driver also says it without an Xid, for a card that is lost before any program used it.
+_LOST: Final = re.compile(
+    r"NVRM:(?: The NVIDIA GPU (?P<pci>[0-9a-fA-F:.]+))?"
+    r".*\bfallen off the bus and is not responding.*"
+)
 _GPU_UUID: Final = re.compile(r"NVRM: GPU at (?:PCI:)?([0-9a-fA-F:.]+): (GPU-[0-9a-fA-F-]+)")
 _DRIVER_NO_MEMORY: Final = re.compile(r"NVRM: .*\bNV_ERR_NO_MEMORY\b.*")
 # The paravirtual driver of WSL: -12 is ENOMEM.
@@ -300,6 +305,7 @@ _SIMPLE: Final[
     ]
 ] = (
     (_XID, "xid", _xid_fields),
+    (_LOST, "xid", lambda match: {"xid": 79, "pci": normalize_pci(match["pci"] or "")}),
     (_DRIVER_NO_MEMORY, "driver_no_memory", lambda _: {}),
     (_RESIDENCY, "driver_no_memory", lambda _: {}),
     (

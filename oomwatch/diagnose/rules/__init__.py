@@ -6,6 +6,7 @@ from typing import Final
 
 from oomwatch.diagnose.rules import (
     endings,
+    gpu_faults,
     host,
     host_start,
     kv_checks,
@@ -22,6 +23,7 @@ from oomwatch.diagnose.rules.findings import Rule
 
 RULES: Final[tuple[Rule, ...]] = (
     *host.RULES,
+    *gpu_faults.RULES,
     *host_start.RULES,
     *processes.RULES,
     *startup_checks.RULES,

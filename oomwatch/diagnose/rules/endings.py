@@ -83,7 +83,8 @@ def orchestrator(facts: Facts) -> Finding | None:
         if e.order > run.last_alive and not any(f.order < e.order for f in facts.failures)
     ]
     event = next((e for e in said if e.pattern.id == "orchestrator.kill"), None)
-    if event is None and not _endings(facts) and not facts.messengers and run.ended is None:
+    ended = bool(_endings(facts) or facts.messengers) or facts.said("shutdown.requested")
+    if event is None and (facts.failures or not ended):
         return None  # probes fail as long as a start takes
     event = event or next(iter(said), None)
     if event is None:
@@ -147,7 +148,7 @@ def wrapper_only(facts: Facts) -> Finding | None:
     """Only the message that something failed is in the input, not what."""
     gone = [e for e in _endings(facts) if not e.orderly and not e.killed and not e.exit_code]
     silent: list[Failure | LogEvent | Ending] = [*facts.messengers, *gone]
-    if facts.failures or not silent:
+    if not silent:
         return None
     first = min(silent, key=lambda item: item.order)
     if _was_stopping(facts, first.order):

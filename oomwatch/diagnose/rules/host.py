@@ -12,7 +12,15 @@ from typing import Any, Final
 
 from oomwatch.diagnose.endings import Ending, endings
 from oomwatch.diagnose.facts import Facts, KernelCitation, cite
-from oomwatch.diagnose.rules.findings import ARITHMETIC, COUNTERS, KERNEL, STAGE, Rule, found
+from oomwatch.diagnose.rules import host_serving
+from oomwatch.diagnose.rules.findings import (
+    ARITHMETIC,
+    COUNTERS,
+    KERNEL,
+    STAGE,
+    Rule,
+    found,
+)
 from oomwatch.records import Evidence, Finding
 from oomwatch.units import GIB, format_bytes
 
@@ -451,6 +459,7 @@ def orphans(facts: Facts) -> Finding | None:
 
 
 RULES: Final[tuple[Rule, ...]] = (
+    *host_serving.RULES,
     orphans,
     kernel_kill,
     killed_while_compiling,

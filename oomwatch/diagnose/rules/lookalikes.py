@@ -48,8 +48,12 @@ _SAYS: Final[dict[str, str]] = {
 }
 _REQUEST_LEVEL: Final = frozenset({"request_too_long", "lora_slot_queue", "tokenizer_crash"})
 _ENGINE_FRAMES: Final = re.compile(
-    r":(?:run_busy_loop|_process_engine_step|engine_step|run_engine_loop|worker_busy_loop|execute_model|event_loop_\w+|worker_main|run_engine_core|step|forward|schedule|run_scheduler_process|_execute_worker_rpc|generate_token)\b"
+    r":(?:run_busy_loop|_process_engine_step|engine_step|run_engine_loop|worker_busy_loop|execute_model|event_loop_\w+|worker_main|run_engine_core|step|forward|schedule|run_scheduler_process|exposed_step|forward_step|forward_thread_func_?|forward_\w*batch\w*|process_batch_result\w*|get_n\w+_batch\w*|_execute_worker_rpc|generate_token)\b"
 )
+_REQUEST_FRAMES: Final = re.compile(
+    r"(?:serving\w*|\w*tool_parsers?|\w*reasoning\w*|protocol|httptools_impl|h11_impl|routing|responses|json/decoder|json/__init__|chat_utils)\.py:"
+)
+"""Frames of one request's handling: what fails there fails that request."""
 _CONFIG_NAMES: Final = frozenset(
     {
         "ValueError",
@@ -97,7 +101,10 @@ def named(facts: Facts) -> Finding | None:
         (f, p, fields)
         for f in facts.failures
         for p, fields in f.matches
-        if p.kind == "failure" and p.cause
+        if p.kind == "failure"
+        and p.cause
+        # A server that goes on has refused a request's value, not its own configuration.
+        and not (p.cause == "config_error" and facts.served and not facts.messengers)
     ]
     if not hits:
         return None
@@ -106,8 +113,6 @@ def named(facts: Facts) -> Finding | None:
     ] or [h for h in hits if h[1].cause not in _REQUEST_LEVEL]
     failure, pattern, fields = min(fatal or hits, key=lambda h: h[0].order)
     cause = str(pattern.cause)
-    if cause == "config_error" and facts.served and not facts.messengers:
-        return None
     if cause == "rpc_timeout_hang" and _hang_is_transfer(facts):
         cause = "kv_transfer_fail"
     request = cause in _REQUEST_LEVEL
@@ -230,7 +235,6 @@ def unnamed(facts: Facts) -> Finding | None:
         and _base(f.name) not in _NOT_FATAL
         and not f.relayed
         and f.match("nccl.cuda_error") is None  # NCCL's own line decides, see nccl.full_card
-        and not _explained(facts, f)
     ]
     if not own:
         return None
@@ -247,8 +251,11 @@ def unnamed(facts: Facts) -> Finding | None:
     detail = f"{chosen.name}: {first}"[:220]
     values = {"frame": telling_frame(chosen.frames), "stage": find_stage(chosen.frames)}
     if facts.served or (facts.ready and not facts.run_failed_to_start):
-        if not engine and not facts.messengers:
+        if not engine:
+            own = [f for f in own if not _REQUEST_FRAMES.search("\n".join(f.frames))]
+        if not engine and (not own or not facts.messengers):
             return None
+        chosen = min(engine or own, key=lambda f: f.order)
         return found(
             facts,
             "engine_assertion",
@@ -280,12 +287,6 @@ def unnamed(facts: Facts) -> Finding | None:
         order=chosen.order,
         values=values,
     )
-
-
-def _explained(facts: Facts, failure: Failure) -> bool:
-    """Whether it is NCCL's general error, whose reason NCCL's own line gives just before or after."""
-    general = failure.match("nccl.cuda_error", "nccl.system_error") is not None
-    return general and facts.failing("nccl.unsupported", "nccl.oom", "nccl.shm") is not None
 
 
 def _base(name: str) -> str:

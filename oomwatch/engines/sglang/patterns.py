@@ -354,8 +354,8 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     Pattern(
         "sglang.too_long",
         "failure",
-        "context length",
-        r"(?:The input \((?P<prompt_tokens>\d+) tokens\) is longer than the model's context length \((?P<max_model_tokens>\d+) tokens\)|Input length \((?P<prompt_tokens2>\d+) tokens\) exceeds the maximum allowed length|Requested token count exceeds the model's maximum context length of (?P<max_model_tokens2>\d+))",
+        "",
+        r"(?:Multimodal prompt is too long after expanding multimodal tokens|The input \((?P<prompt_tokens>\d+) tokens\) is longer than the model's context length \((?P<max_model_tokens>\d+) tokens\)|Input length \((?P<prompt_tokens2>\d+) tokens\) exceeds the maximum allowed length|Requested token count exceeds the model's maximum context length of (?P<max_model_tokens2>\d+))",
         "The input (70000 tokens) is longer than the model's context length (65536 tokens).",
         "..",
         where="any",
