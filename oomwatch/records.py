@@ -41,6 +41,8 @@ TriggerKind = Literal[
     "gpu_lost",
     "orphan_holder",  # a process holds GPU memory whose engine is gone
     "neighbour_growth",  # another tenant of the GPU grows
+    "gpu_headroom",  # little memory is left on a GPU
+    "host_headroom",  # little host memory, or of a cgroup's limit, is left
     "forecast_kv",  # the KV pool will be full soon
     "forecast_gpu",  # the GPU's headroom will be used up soon
     "forecast_host",  # the host's or cgroup's memory will be used up soon

@@ -23,7 +23,7 @@ ALLOWED = {
     "memory": {"records", "units", "errors", "engines"},
     "demo": set(),
     **dict.fromkeys(STAGES, LEAVES),
-    "detect": LEAVES | {"store"},
+    "detect": LEAVES | {"config", "store"},
     "config": {"errors", "units"},
     "sdnotify": set(),
     "discovery": LEAVES | {"sources"},  # joins what several sources say of one process

@@ -10,24 +10,20 @@ from __future__ import annotations
 import collections
 from typing import Final
 
+from oomwatch.config.detection import DetectConfig
+from oomwatch.config.schema import ForecastConfig
 from oomwatch.detect.forecast import Point, forecast
 from oomwatch.detect.levels import Level, Switch
 from oomwatch.detect.rates import WindowedRate
 from oomwatch.records import EngineSample, Evidence, Trigger, TriggerKind
 from oomwatch.units import format_count, format_duration
 
-SATURATION: Final = (
-    Level("high", enter=0.90, leave=0.80, hold_seconds=20),
-    Level("full", enter=0.97, leave=0.90, hold_seconds=10),
-)
-PREEMPTIONS_PER_MINUTE: Final = (
-    Level("storm", enter=6, leave=2, hold_seconds=20),
-    Level("heavy storm", enter=60, leave=20, hold_seconds=20),
-)
-STUCK: Final = Level("stuck", enter=1, leave=1, hold_seconds=45)
-STILL: Final = Level("still", enter=1, leave=1, hold_seconds=180)
+_RATE_SECONDS: Final = 60.0
+_PRESSED_SECONDS: Final = 30.0
+"""Queues of a loaded server empty now and then."""
+_LEAST_STILL_SECONDS: Final = 180.0
 """A long prefill moves no counter for a while; no engine takes three minutes over one chunk."""
-_FORECAST_POINTS: Final = 1800
+_FORECAST_POINTS: Final = 4096
 _FORECAST_LEAST_SECONDS: Final = 90.0
 _PROGRESS: Final = ("generation_tokens_total", "prompt_tokens_total", "request_success_total")
 
@@ -35,22 +31,41 @@ _PROGRESS: Final = ("generation_tokens_total", "prompt_tokens_total", "request_s
 class EngineWatch:
     """All conditions of one engine; fed with each reading of its page."""
 
-    def __init__(self, engine_id: str) -> None:
+    def __init__(self, engine_id: str, rules: DetectConfig, forecasts: ForecastConfig) -> None:
         self.engine_id = engine_id
-        self._saturation = [Switch(level) for level in SATURATION]
-        self._preemption = [Switch(level) for level in PREEMPTIONS_PER_MINUTE]
-        self._stuck = Switch(STUCK)
-        self._still = Switch(STILL)
-        self._rate = WindowedRate(60)
+        self._rules = rules
+        self._forecasts = forecasts
+        full, storm = rules.kv_saturation, rules.preemption_storm
+        self._saturation = [
+            Switch(Level(name, enter, full.clear_ratio, full.hold_seconds))
+            for name, enter in (("warn", full.warn_ratio), ("critical", full.critical_ratio))
+        ]
+        self._preemption = [
+            Switch(Level(name, enter, storm.clear_per_minute, storm.hold_seconds))
+            for name, enter in (
+                ("warn", storm.warn_per_minute),
+                ("critical", storm.critical_per_minute),
+            )
+        ]
+        self._stuck = Switch(Level("stuck", 1, 1, rules.never_fits.hold_seconds))
+        self._still = Switch(
+            Level("still", 1, 1, max(rules.zombie_engine.hold_seconds, _LEAST_STILL_SECONDS))
+        )
+        self._rate = WindowedRate(_RATE_SECONDS)
         self._progress: tuple[float, ...] | None = None
         self._usage: collections.deque[Point] = collections.deque(maxlen=_FORECAST_POINTS)
+        self._pressed_at: float | None = None
         self.preemptions_per_minute: float | None = None
 
     @property
     def busy(self) -> bool:
-        """Whether something is going on that is worth ten looks a second."""
-        recent = self._usage[-1][1] if self._usage else 0.0
-        return recent > SATURATION[0].enter or any(s.on for s in self._preemption)
+        """Whether it is preempting, or its pool is fuller than the level that warns."""
+        return any(switch.on for switch in (*self._saturation, *self._preemption))
+
+    @property
+    def kv_usage_ratio(self) -> float:
+        """The last known use of the pool; 0 if none is known."""
+        return self._usage[-1][1] if self._usage else 0.0
 
     @property
     def healthy(self) -> bool:
@@ -75,8 +90,12 @@ class EngineWatch:
 
     def predict(self, sample: EngineSample) -> Trigger | None:
         """The pool will be full soon, if it goes on like this. Called every few seconds."""
-        ahead = forecast(self._usage, 1.0, least_seconds=_FORECAST_LEAST_SECONDS)
-        if ahead is None:
+        if not self._usage:
+            return None
+        begin = self._usage[-1][0] - self._forecasts.window_seconds
+        window = [point for point in self._usage if point[0] >= begin]
+        ahead = forecast(window, 1.0, least_seconds=_FORECAST_LEAST_SECONDS)
+        if ahead is None or ahead.eta_seconds > self._forecasts.kv_horizon_seconds:
             return None
         text = (
             f"KV cache {ahead.level:.0%} full and rising: full in "
@@ -96,8 +115,12 @@ class EngineWatch:
     # ---------------------------------------------------------------- conditions
     def _saturated(self, sample: EngineSample, now: float) -> Trigger | None:
         usage = sample.kv_usage_ratio
-        pressed = (sample.waiting or 0) > 0 or (self.preemptions_per_minute or 0) > 0
-        value = usage if usage is None or pressed or usage < SATURATION[0].leave else 0.85
+        if (sample.waiting or 0) > 0 or (self.preemptions_per_minute or 0) > 0:
+            self._pressed_at = now
+        pressed = self._pressed_at is not None and now - self._pressed_at <= _PRESSED_SECONDS
+        low = self._rules.kv_saturation.clear_ratio
+        # Full use of the pool that nobody waits for neither begins nor ends anything.
+        value = usage if usage is None or pressed or usage < low else low
         switch = _highest(self._saturation, now, value)
         if switch is None or usage is None:
             return None
@@ -155,7 +178,7 @@ class EngineWatch:
             return None
         text = (
             f"the port answers and {format_count(sample.running)} requests are shown as running, "
-            f"but no token has come for {format_duration(STILL.hold_seconds)}"
+            f"but no token has come for {format_duration(self._still.level.hold_seconds)}"
         )
         return self._trigger("zombie_engine", sample, text, running=sample.running)
 

@@ -6,25 +6,31 @@ import collections
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
+from oomwatch.config.detection import DetectConfig
+from oomwatch.config.schema import ForecastConfig
 from oomwatch.detect.forecast import Point, forecast
 from oomwatch.detect.levels import Level, Switch
 from oomwatch.records import Evidence, GpuProcessSample, GpuSample, Trigger, TriggerKind
 from oomwatch.units import MIB, format_bytes, format_duration
 
-ORPHANED: Final = Level("orphaned", enter=1, leave=1, hold_seconds=10)
-"""Workers end a moment after their server."""
-NEIGHBOUR_GROWTH: Final = Level("growth", enter=512 * MIB, leave=256 * MIB, hold_seconds=5)
-_BASE_SECONDS: Final = 600.0
 _LEAST_HEADROOM: Final = 256 * MIB
-_FORECAST_POINTS: Final = 1800
+_FORECAST_POINTS: Final = 4096
+_GROWTH_HOLD_SECONDS: Final = 5.0
 _FORECAST_LEAST_SECONDS: Final = 300.0
 
 
 class GpuWatch:
     """All conditions of one GPU; fed with each sweep."""
 
-    def __init__(self, gpu: int) -> None:
+    def __init__(self, gpu: int, rules: DetectConfig, forecasts: ForecastConfig) -> None:
         self.gpu = gpu
+        self._rules = rules
+        self._forecasts = forecasts
+        room = rules.gpu_headroom
+        self._headroom = [
+            Switch(Level(name, -enter, -room.clear_bytes, room.hold_seconds))
+            for name, enter in (("warn", room.warn_bytes), ("critical", room.critical_bytes))
+        ]
         self._free: collections.deque[Point] = collections.deque(maxlen=_FORECAST_POINTS)
         self._orphans: dict[int, Switch] = {}
         self._neighbours: dict[int, tuple[Switch, collections.deque[Point]]] = {}
@@ -34,13 +40,14 @@ class GpuWatch:
         """An engine starts or has ended here: what was seen before is no trend."""
         self._free.clear()
 
-    @property
-    def shrinking(self) -> bool:
-        """Whether at this pace the headroom lasts less than a minute."""
+    def lasts_seconds(self) -> float | None:
+        """For how long the headroom lasts at the pace of the last readings; None: for ever."""
         if len(self._free) < 2:
-            return False
+            return None
         (then, before), (now, free) = self._free[max(-10, -len(self._free))], self._free[-1]
-        return now > then and free < before and free / ((before - free) / (now - then)) < 60
+        if now <= then or free >= before:
+            return None
+        return free / ((before - free) / (now - then))
 
     def feed(
         self,
@@ -56,11 +63,13 @@ class GpuWatch:
         `engine_pids` are the processes of engines that live; `dead` are processes left behind,
         with the id of the engine that is gone.
         """
+        found: list[Trigger] = []
         if sample is not None and sample.free_bytes is not None:
             free = sample.free_bytes if sample.free_min_bytes is None else sample.free_min_bytes
             self._free.append((now, free))
             self._total_bytes = sample.total_bytes
-        found: list[Trigger] = []
+            if engine_pids:
+                found += self._short(sample, free, now)
         seen = set()
         for holder in holders:
             seen.add(holder.pid)
@@ -78,9 +87,10 @@ class GpuWatch:
         if not self._free:
             return None
         total = self._total_bytes or max(value for _, value in self._free)
-        used = [(when, total - value) for when, value in self._free]
+        begin = self._free[-1][0] - self._forecasts.window_seconds
+        used = [(when, total - value) for when, value in self._free if when >= begin]
         ahead = forecast(used, total - _LEAST_HEADROOM, least_seconds=_FORECAST_LEAST_SECONDS)
-        if ahead is None:
+        if ahead is None or ahead.eta_seconds > self._forecasts.gpu_horizon_seconds:
             return None
         text = (
             f"GPU {self.gpu}: {format_bytes(total - ahead.level)} free and falling by "
@@ -99,12 +109,24 @@ class GpuWatch:
             slope_bytes_per_second=ahead.slope_per_second,
         )
 
+    def _short(self, sample: GpuSample, free: int, now: float) -> list[Trigger]:
+        entered = [s for s in self._headroom if s.feed(now, -free) == "entered"]
+        if not entered:
+            return []
+        text = (
+            f"GPU {self.gpu}: {format_bytes(free)} of {format_bytes(sample.total_bytes)} free, "
+            "with an engine running on it"
+        )
+        level = entered[-1].level.name
+        return [self._trigger("gpu_headroom", sample.at, text, level=level, free_bytes=free)]
+
     def _orphan(self, holder: GpuProcessSample, engine: str, now: float) -> list[Trigger]:
-        switch = self._orphans.setdefault(holder.pid, Switch(ORPHANED))
-        if (
-            switch.feed(now, float(bool(holder.used_bytes or holder.used_bytes is None)))
-            != "entered"
-        ):
+        rule = self._rules.orphan_holder
+        switch = self._orphans.setdefault(
+            holder.pid, Switch(Level("orphaned", 1, 1, rule.hold_seconds))
+        )
+        holds = holder.used_bytes is None or holder.used_bytes >= rule.min_size_bytes
+        if switch.feed(now, float(holds)) != "entered":
             return []
         text = (
             f"{holder.name or 'a process'} (PID {holder.pid}) still holds "
@@ -124,11 +146,17 @@ class GpuWatch:
     def _neighbour(self, holder: GpuProcessSample, now: float) -> list[Trigger]:
         if holder.used_bytes is None:
             return []
+        rule = self._rules.neighbour_growth
+        least = rule.min_growth_bytes
         switch, levels = self._neighbours.setdefault(
-            holder.pid, (Switch(NEIGHBOUR_GROWTH), collections.deque(maxlen=4096))
+            holder.pid,
+            (
+                Switch(Level("growth", least, least / 2, _GROWTH_HOLD_SECONDS)),
+                collections.deque(maxlen=_FORECAST_POINTS),
+            ),
         )
         levels.append((now, holder.used_bytes))
-        while now - levels[0][0] > _BASE_SECONDS:
+        while now - levels[0][0] > rule.window_seconds:
             levels.popleft()
         grown = holder.used_bytes - min(value for _, value in levels)
         if switch.feed(now, grown) != "entered":

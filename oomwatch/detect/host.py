@@ -5,11 +5,14 @@ from __future__ import annotations
 import collections
 from typing import Final
 
+from oomwatch.config.detection import DetectConfig
+from oomwatch.config.schema import ForecastConfig
 from oomwatch.detect.forecast import Point, forecast
+from oomwatch.detect.levels import Level, Switch
 from oomwatch.records import Evidence, HostSample, Trigger
 from oomwatch.units import format_bytes, format_duration
 
-_POINTS: Final = 1800
+_POINTS: Final = 4096
 _LEAST_SECONDS: Final = 300.0
 _RESERVE_RATIO: Final = 0.02
 """The kernel kills before the last page is gone."""
@@ -18,16 +21,31 @@ _RESERVE_RATIO: Final = 0.02
 class HostWatch:
     """Memory of the host, and the kill counters of the watched cgroups."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: DetectConfig, forecasts: ForecastConfig) -> None:
+        self._forecasts = forecasts
+        room = rules.host_headroom
+        self._headroom = [
+            Switch(Level(name, -enter, -room.clear_ratio, room.hold_seconds))
+            for name, enter in (("warn", room.warn_ratio), ("critical", room.critical_ratio))
+        ]
         self._available: collections.deque[Point] = collections.deque(maxlen=_POINTS)
         self._total_bytes: int | None = None
         self._kills: dict[str, int] = {}
 
-    def feed(self, sample: HostSample, now: float) -> None:
+    def feed(self, sample: HostSample, now: float) -> list[Trigger]:
         """Take a reading at monotonic time `now`."""
-        if sample.mem_available_bytes is not None and sample.mem_total_bytes is not None:
-            self._available.append((now, sample.mem_available_bytes))
-            self._total_bytes = sample.mem_total_bytes
+        available, total = sample.mem_available_bytes, sample.mem_total_bytes
+        if available is None or not total:
+            return []
+        self._available.append((now, available))
+        self._total_bytes = total
+        entered = [s for s in self._headroom if s.feed(now, -available / total) == "entered"]
+        if not entered:
+            return []
+        text = f"{format_bytes(available)} of {format_bytes(total)} host memory is available"
+        values = {"level": entered[-1].level.name, "available_bytes": available}
+        evidence = (Evidence("process", "host memory", sample.at, text, available, "bytes"),)
+        return [Trigger("host_headroom", sample.at, text=text, values=values, evidence=evidence)]
 
     def kills(self, group: str, count: int, at: float, engine_id: str | None) -> Trigger | None:
         """Take the kill counter of a cgroup; its first reading is the base."""
@@ -50,9 +68,12 @@ class HostWatch:
         if self._total_bytes is None:
             return None
         total = self._total_bytes
-        used = [(when, total - value) for when, value in self._available]
+        if not self._available:
+            return None
+        begin = self._available[-1][0] - self._forecasts.window_seconds
+        used = [(when, total - value) for when, value in self._available if when >= begin]
         ahead = forecast(used, total * (1 - _RESERVE_RATIO), least_seconds=_LEAST_SECONDS)
-        if ahead is None:
+        if ahead is None or ahead.eta_seconds > self._forecasts.host_horizon_seconds:
             return None
         text = (
             f"host memory: {format_bytes(total - ahead.level)} available and falling by "

@@ -40,7 +40,9 @@ FAMILY: Final[Mapping[TriggerKind, str]] = {
     "zombie_engine": "zombie",
     "orphan_holder": "orphan",
     "neighbour_growth": "gpu_memory",
+    "gpu_headroom": "gpu_memory",
     "forecast_gpu": "gpu_memory",
+    "host_headroom": "host_memory",
     "forecast_host": "host_memory",
 }
 
