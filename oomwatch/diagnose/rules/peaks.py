@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.facts import Facts, cite, cite_arguments, cite_failure
-from oomwatch.diagnose.frames import Part, find_part, telling_frame
-from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, STAGE, Rule, found
+from oomwatch.diagnose.frames import Part, find_part, find_stage, telling_frame
+from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, NOTHING, STAGE, Rule, found
 from oomwatch.diagnose.rules.placing import gpu_failure, is_placeless, stage_of
 from oomwatch.diagnose.rules.startup_checks import oom_values
 from oomwatch.diagnose.rules.tenants import foreign_bytes
@@ -31,6 +31,9 @@ _TELLING: Final = ("logprobs", "encoder", "workspace", "speculation", "lora")
 """Parts that are known to need memory which the profile does not measure."""
 _SPREAD_RANK: Final = re.compile(r"(?:EP|DP)[1-9]")
 _SPREAD_FRAME: Final = re.compile(r"deepep|deep_ep|all2all|token_dispatcher")
+_ALLOCATES: Final = re.compile(
+    r"\b(?:empty|zeros|ones|full|new_empty|empty_like|zeros_like|cat|stack|pad|clone|repeat|softmax|contiguous|float)\("
+)
 _LIBRARY: Final = re.compile(r"CUBLAS|CUDNN|cublas|cudnn|Triton Error")
 _LOW_KV: Final = 0.6
 
@@ -108,6 +111,45 @@ def runtime_allocation(facts: Facts) -> Finding | None:
         unseen=()
         if failure.frames or facts.said("vllm.dump_output")
         else ("Where in the model it happened: the traceback is not in the log.",),
+    )
+
+
+def communicator_buffers(facts: Facts) -> Finding | None:
+    """NCCL found no GPU memory for a buffer while the engine served."""
+    said = facts.said("nccl.oom")
+    hit = facts.failing("nccl.oom")
+    if (said is None and hit is None) or not facts.served or gpu_failure(facts) is not None:
+        return None
+    order = hit[0].order if hit else said.order if said else None
+    return found(
+        facts,
+        "engine_buffers_unprofiled",
+        0.8,
+        "NCCL found no GPU memory for its buffers while the engine served: it takes them late, outside PyTorch's allocator and outside the profile.",
+        cite_failure(hit[0]) if hit else [cite(said.line)] if said else (),
+        strength=NAMED_CHECK,
+        order=order,
+        values={"stage": "serving"},
+    )
+
+
+def cut_traceback(facts: Facts) -> Finding | None:
+    """The engine's step failed, and the line that says with what is not in the input."""
+    cut = next((f for f in reversed(facts.failures) if not f.name and f.frames), None)
+    if cut is None or len(facts.failures) > 1 or find_stage(cut.frames, cut.paths) != "serving":
+        return None
+    allocating = _ALLOCATES.search(cut.code) is not None
+    return found(
+        facts,
+        "irregular_unknown",
+        0.35 if allocating else 0.25,
+        "A step of the engine failed, and the input ends before the line that says with what"
+        + (f"; it stood at an allocation: {cut.code}" if allocating else "."),
+        cite_failure(cut),
+        strength=NOTHING,
+        order=cut.order,
+        values={"stage": "serving", "frame": telling_frame(cut.frames)},
+        unseen=("The exception line at the end of the traceback, and the lines after it.",),
     )
 
 
@@ -437,4 +479,10 @@ def _argument_evidence(facts: Facts, cause: str) -> tuple[Evidence, ...]:
     )
 
 
-RULES: Final[tuple[Rule, ...]] = (sleep_wake, runtime_allocation, unplaced_allocation)
+RULES: Final[tuple[Rule, ...]] = (
+    sleep_wake,
+    runtime_allocation,
+    communicator_buffers,
+    cut_traceback,
+    unplaced_allocation,
+)
