@@ -24,9 +24,10 @@ from oomwatch.units import GIB, MIB
 
 # Bytes per logit (rows x vocabulary) alive at the sampler's peak.
 SAMPLER_V0: Final = 47.6
-"""Two V0 starts that print it: Phi-4 on A100 and Qwen2.5-0.5B on A6000, 256 sequences each."""
+"""V0 from 0.8: two starts that print it, Phi-4 on A100 and Qwen2.5-0.5B on A6000, 256 sequences."""
 SAMPLER_SORT: Final = 38.4
-"""PyTorch's sort for top-k and top-p: six 0.11.0 starts on H100 print 38.3 to 38.6."""
+"""PyTorch's sort for top-k and top-p: six 0.11.0 starts on H100 print 38.3 to 38.6, and V0 before
+0.8 the same (Llama-3-8B 0.6.5, Qwen2.5-14B 0.7.2, Qwen2.5-7B 0.7.3)."""
 SAMPLER_TRITON: Final = 14.0
 """16-bit logits, 32-bit logits, probabilities and noise, from 0.17: with the buffer below and 0.37
 GiB non-torch this gives 2.53 of 2.45 GiB (H100, 0.19.1) and 1.14 of 1.23 GiB (A100, 0.19.0)."""
@@ -257,7 +258,7 @@ def activation_peak(model: ModelConfig, settings: Settings) -> Term:
 
 def _sampler_bytes(settings: Settings) -> float:
     if settings.v0:
-        return SAMPLER_V0
+        return SAMPLER_V0 if settings.version >= (0, 8, 0) else SAMPLER_SORT
     if settings.flashinfer_sampler:
         return SAMPLER_FLASHINFER
     return SAMPLER_TRITON if settings.version >= (0, 17, 0) else SAMPLER_SORT

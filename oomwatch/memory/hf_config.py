@@ -52,7 +52,7 @@ KNOWN_TYPES: Final = frozenset(
     | {"deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa"}
     | {"glm4", "glm4_moe", "gpt_oss", "exaone4", "llama4_text", "minimax_m2"}
     | {"granite", "granitemoe", "granitemoehybrid", "olmo2", "olmo3", "cohere", "cohere2"}
-    | {"starcoder2", "whisper", "mamba2"}
+    | {"starcoder2", "whisper", "mamba2", "kimi_linear"}
 )
 """Types whose layers are read as they are built; any other is taken as a plain decoder and said."""
 _LAYER_KINDS: Final = {
@@ -163,6 +163,9 @@ def _layer(read: Reader, index: int, count: int, hidden: int, heads: int) -> Lay
 
 def _layer_kind(read: Reader, index: int) -> str:
     """``full``, ``sliding``, ``chunked`` or ``recurrent``."""
+    linear = read.get("linear_attn_config")
+    if isinstance(linear, Mapping) and isinstance(linear.get("kda_layers"), list):
+        return "recurrent" if index + 1 in linear["kda_layers"] else "full"  # Kimi counts from 1
     types = read.items("layer_types", "layers_block_type")
     if index < len(types):
         name = str(types[index])
@@ -253,6 +256,9 @@ def _latent(read: Reader, index: int, heads: int) -> LatentAttention:
 
 
 def _recurrent(read: Reader, hidden: int) -> Recurrent:
+    linear = read.get("linear_attn_config")
+    if isinstance(linear, Mapping):
+        return _delta_attention(Reader({**linear, "model_type": read.model_type}))
     kernel = read.size("linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel", default=4)
     if read.get("linear_num_value_heads"):
         key_dim = read.size("linear_num_key_heads") * read.size("linear_key_head_dim")
@@ -286,6 +292,21 @@ def _recurrent(read: Reader, hidden: int) -> Recurrent:
     )
 
 
+def _delta_attention(read: Reader) -> Recurrent:
+    """Kimi delta attention: as many key heads as value heads, a gate per channel."""
+    heads, head_dim = read.size("num_heads"), read.size("head_dim")
+    return Recurrent(
+        kind="kda",
+        heads=heads,
+        head_dim=head_dim,
+        state_dim=head_dim,
+        conv_dim=3 * heads * head_dim,
+        conv_kernel=read.size("short_conv_kernel_size", default=4),
+        state_dtype_bytes=4,
+        key_dim=heads * head_dim,
+    )
+
+
 def _mlp(read: Reader, index: int) -> Mlp:
     intermediate = read.size("intermediate_size", "n_inner", "ffn_hidden_size", default=1)
     experts = read.number("n_routed_experts", "num_local_experts", "num_experts")
@@ -304,7 +325,7 @@ def _mlp(read: Reader, index: int) -> Mlp:
     width = read.size("moe_intermediate_size", "expert_ffn_hidden_size", default=intermediate)
     shared = read.number("shared_expert_intermediate_size", "shared_intermediate_size")
     if not shared:
-        shared = read.number("n_shared_experts") * width
+        shared = read.number("n_shared_experts", "num_shared_experts") * width
     if read.model_type == "llama4_text":
         shared = intermediate
     return Mlp(
@@ -312,7 +333,11 @@ def _mlp(read: Reader, index: int) -> Mlp:
         experts=experts,
         expert_width=width,
         active_experts=read.size(
-            "num_experts_per_tok", "top_k_experts", "experts_per_token", default=1
+            "num_experts_per_tok",
+            "top_k_experts",
+            "experts_per_token",
+            "num_experts_per_token",
+            default=1,
         ),
         shared_width=shared,
         shared_gate=bool(read.get("shared_expert_intermediate_size")),

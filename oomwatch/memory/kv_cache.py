@@ -26,6 +26,7 @@ from oomwatch.memory.weights import stages
 Kind = Literal["full", "sliding", "chunked", "state", "cross"]
 
 _STATE_ALIGNMENT: Final = 16  # tokens; hybrid models round their block size up to this
+_STATE_ALIGNMENT_MLA: Final = 64  # with latent attention: a Kimi Linear start prints blocks of 960
 _UNABSORBED_HEAD: Final = 256  # head size that MLA is padded to where it keeps keys and values
 _UNQUANTIZED_ENDS: Final = 2  # layers at each end that turboquant leaves in 16 bits
 
@@ -147,7 +148,9 @@ def build_layout(model: ModelConfig, settings: Settings, stage: int = 0) -> KvLa
     if model.encoder_tokens:
         own += _cross_specs(own, model.encoder_tokens)
     placed = [i for i, spec in enumerate(own) if spec is not None]
-    specs = _equal_pages(_with_state_pages([s for s in own if s is not None], notes), notes)
+    alignment = _STATE_ALIGNMENT_MLA if model.is_latent else _STATE_ALIGNMENT
+    kept = _with_state_pages([s for s in own if s is not None], alignment, notes)
+    specs = _equal_pages(kept, notes)
     stage_of = _stages(len(model.layers), len(own), settings.pipeline_parallel)
     groups: list[Group] = []
     block_bytes, shared = 0, 0
@@ -275,14 +278,14 @@ def _draft_specs(model: ModelConfig, fmt: KvFormat, settings: Settings) -> list[
     return [PageSpec("full", block, size)] * settings.draft_layers
 
 
-def _with_state_pages(specs: list[PageSpec], notes: list[str]) -> list[PageSpec]:
+def _with_state_pages(specs: list[PageSpec], alignment: int, notes: list[str]) -> list[PageSpec]:
     """Attention with states: the block grows until its page holds a state; states are padded."""
     state = max((s.page_bytes for s in specs if s.kind == "state"), default=0)
     attention = next((s for s in specs if s.kind != "state"), None)
     if not state or attention is None:
         return specs
     per_token = attention.page_bytes // attention.block_tokens
-    tokens = math.ceil(state / per_token / _STATE_ALIGNMENT) * _STATE_ALIGNMENT
+    tokens = math.ceil(state / per_token / alignment) * alignment
     tokens = max(tokens, attention.block_tokens)
     notes.append(f"attention blocks hold {tokens} tokens, so that a page holds one layer's state")
     return [

@@ -61,9 +61,9 @@ class LatentAttention:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recurrent:
-    """A layer with a constant state per sequence: Mamba 2 or gated delta net (GDN)."""
+    """A layer with a constant state per sequence: Mamba 2, gated delta net or Kimi delta (KDA)."""
 
-    kind: Literal["mamba2", "gdn"]
+    kind: Literal["mamba2", "gdn", "kda"]
     heads: int
     head_dim: int
     state_dim: int
@@ -126,6 +126,8 @@ class VisionTower:
     """Images are kept apart by a mask over all patches of the batch (Pixtral)."""
     sharded: bool = False
     """Split over the tensor-parallel ranks; else every rank holds a copy."""
+    shards_mlp: bool = False
+    """Only the MLPs are split, attention is copied (SigLIP: a Gemma 3 load on four cards)."""
 
     @property
     def parameters(self) -> int:
@@ -133,6 +135,13 @@ class VisionTower:
         mlp = (3 if self.gated else 2) * self.hidden * self.intermediate
         per_layer = 4 * self.hidden * self.hidden + mlp + 9 * self.hidden
         return self.layers * per_layer + self.projector_parameters + self.extra_parameters
+
+    def parameters_on(self, ranks: int) -> int:
+        """Weights that one of `ranks` tensor-parallel ranks holds, in elements."""
+        if self.sharded:
+            return self.parameters // ranks
+        mlp = self.layers * (3 if self.gated else 2) * self.hidden * self.intermediate
+        return self.parameters - (mlp - mlp // ranks if self.shards_mlp else 0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -173,6 +182,13 @@ class ModelConfig:
     def is_latent(self) -> bool:
         """Multi-head latent attention."""
         return any(isinstance(x.mixer, LatentAttention) for x in self.layers)
+
+    @property
+    def latent_dim(self) -> int | None:
+        """Elements that MLA keeps per token and layer; None without it."""
+        return next(
+            (x.mixer.latent_dim for x in self.layers if isinstance(x.mixer, LatentAttention)), None
+        )
 
     @property
     def is_sparse_latent(self) -> bool:

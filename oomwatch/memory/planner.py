@@ -84,9 +84,13 @@ def plan(given: PlanInput) -> Plan:
         blocks = settings.blocks_override
     length = settings.max_model_len
     limit = max(length, model.max_model_len)
-    longest = layout.longest(blocks, limit)
+    checked, held = layout, blocks
+    if settings.checks_all_layers:
+        checked = build_layout(model, dataclasses.replace(settings, pipeline_parallel=1))
+        held = checked.blocks(kv.bytes)
+    longest = checked.longest(held, limit)
     refusal, text = _refusal(
-        given, settings, budget, layout, kv_bytes=kv.bytes, blocks=blocks, longest=longest
+        given, settings, budget, checked, kv_bytes=kv.bytes, blocks=held, longest=longest
     )
     return Plan(
         settings=settings,
@@ -262,6 +266,11 @@ def _assumptions(
     if fmt is not None and settings.engine == "vllm":
         reason = unsupported(fmt, settings.version, given.device, model, v0=settings.v0)
         found += [f"the engine may refuse this cache format: {reason}"] if reason else []
+    if settings.checks_all_layers:
+        found.append(
+            "this release holds the layers of all pipeline stages against the memory of one GPU "
+            "and refuses too much; 0.16.0 mended it"
+        )
     if settings.version == NEWEST:
         found.append("engine version unknown: newest rules taken (--engine-version)")
     if not given.device.measured and given.known.kv_available_bytes is None:

@@ -24,6 +24,7 @@ NEWEST: Final[Release] = (999, 0, 0)
 
 _MTP_METHODS: Final = ("mtp", "deepseek_mtp", "qwen3_next_mtp", "glm4_moe_mtp", "ernie_mtp")
 _MLA_BLOCK_HOPPER: Final = 64  # FlashMLA and FlashInfer-MLA; other cards keep 16
+_MLA_LATENT: Final = 576  # the only latent those kernels take; others run on Triton's
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,6 +98,15 @@ class Settings:
         return max(1, self.tensor_parallel // self.attention_data_parallel)
 
     @property
+    def checks_all_layers(self) -> bool:
+        """Whether the fit check holds all stages' layers against one GPU: a fault of 0.14, 0.15."""
+        return (
+            self.engine == "vllm"
+            and self.pipeline_parallel > 1
+            and (0, 14, 0) <= self.version < (0, 16, 0)
+        )
+
+    @property
     def replicas(self) -> int:
         """Independent token pools, one for each data-parallel rank."""
         return self.data_parallel
@@ -131,7 +141,7 @@ class Settings:
         """Tokens of an attention block, before hybrid models enlarge it."""
         if self.engine == "sglang":
             return self.block_size or 1
-        if model.is_latent and (self.capability or (0, 0))[0] in (9, 10):
+        if model.latent_dim == _MLA_LATENT and (self.capability or (0, 0))[0] in (9, 10):
             return max(self.block_size or 0, _MLA_BLOCK_HOPPER)
         if model.is_sparse_latent:
             return _MLA_BLOCK_HOPPER

@@ -49,6 +49,7 @@ def read_tower(read: Reader, hidden: int) -> VisionTower | None:
         merge=merge * merge,
         block_mask=kind == "pixtral",
         sharded="qwen" in f"{kind} {family}",
+        shards_mlp=kind.startswith("siglip"),
     )
 
 

@@ -153,9 +153,7 @@ def weights_bytes(
     build.total += model.rope_cache_bytes
     build.tensor(-(-model.extra_parameters // shard.tensor))
     if model.vision and first:
-        # Qwen's tower is split over the ranks (a logged two-card load), the others are copied.
-        ranks = shard.tensor if model.vision.sharded else 1
-        build.total += model.vision.parameters * model.dtype_bytes // ranks
+        build.total += model.vision.parameters_on(shard.tensor) * model.dtype_bytes
     lora = build.lora_elements_per_rank * lora_slots * lora_rank * model.dtype_bytes
     return build.total + lora
 
@@ -231,6 +229,15 @@ def _recurrent(build: _Builder, prefix: str, mixer: Recurrent) -> None:
         name, key = f"{prefix}.linear_attn", -(-mixer.key_dim // tp)
         build.linear(name, (("in_proj_qkv", 2 * key + value), ("in_proj_z", value)), hidden)
         build.linear(name, (("in_proj_b", heads), ("in_proj_a", heads)), hidden)
+        build.tensor(mixer.head_dim)
+    elif mixer.kind == "kda":
+        name = f"{prefix}.self_attn"
+        for part in ("q_proj", "k_proj", "v_proj"):
+            build.linear(name, ((part, value),), hidden)
+        for gate in ("f", "g"):  # low-rank gates through one head's width
+            build.linear(name, ((f"{gate}_a_proj", mixer.head_dim),), hidden)
+            build.linear(name, ((f"{gate}_b_proj", value),), mixer.head_dim)
+        build.linear(name, (("b_proj", heads),), hidden)
         build.tensor(mixer.head_dim)
     else:
         name, groups = f"{prefix}.mamba", -(-mixer.groups // tp)
