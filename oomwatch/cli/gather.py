@@ -28,11 +28,13 @@ Progress = Callable[[int, int | None], None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Places:
-    """Where a host keeps what became of its processes; None: the usual folder."""
+    """Where this host's trees are. None: the usual folder, the running kernel's own log."""
 
+    proc_root: str = "/proc"
     docker_root: str = "/var/lib/docker"
     systemd_root: str = "/run/systemd/system"
     copies: str | None = None
+    kernel_log: str | None = None
 
 
 @dataclasses.dataclass(slots=True)

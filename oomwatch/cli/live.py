@@ -36,10 +36,11 @@ _ENDED: Final = frozenset("ZXx")
 def gather_live(gatherer: Gatherer) -> None:
     """Add everything that can be seen on this host to what was gathered."""
     from oomwatch.discovery import discover
+    from oomwatch.sources.nvml import Roots
 
     begun = time.monotonic()
     gatherer.live = True
-    found = discover()
+    found = discover(roots=Roots(proc=gatherer.options.places.proc_root))
     engines = _wanted(gatherer, found)
     readings = {
         engine.recorded.id: Readings(engine.recorded.metrics_url)
@@ -50,9 +51,9 @@ def gather_live(gatherer: Gatherer) -> None:
     taken: set[str] = set()
     for engine in engines:
         _add_engine(gatherer, engine, taken)
-    _add_kernel(gatherer)
     if not gatherer.options.pids:
         _add_ended(gatherer, engines)
+    _add_kernel(gatherer)
     for engine in engines:
         _add_readings(gatherer, engine, readings.get(engine.recorded.id), found.at)
     _look_again(gatherer, found, engines, begun)
@@ -190,6 +191,7 @@ def _look_again(
     """Look at the processes a second time: samples of both looks, orphans that are still there."""
     from oomwatch.sources.procfs import read_host, read_process
 
+    proc_root = gatherer.options.places.proc_root
     members = {m.process.pid: m.process for e in engines for m in e.members}
     orphaned = any(engine.orphan for engine in engines)
     if orphaned or gatherer.pages:
@@ -197,7 +199,7 @@ def _look_again(
     at = time.time()
     again: list[ProcessSample] = []
     for pid, process in members.items():
-        now = read_process(pid)
+        now = read_process(pid, proc_root=proc_root)
         if now is not None and now.start_ticks == process.start_ticks and now.state not in _ENDED:
             again.append(now.sample(at))
     gatherer.series = dataclasses.replace(
@@ -209,7 +211,7 @@ def _look_again(
             *(process.sample(found.at) for process in members.values()),
             *again,
         ),
-        hosts=(*gatherer.series.hosts, read_host(at=at)),
+        hosts=(*gatherer.series.hosts, read_host(at=at, proc_root=proc_root)),
     )
     alive = {sample.pid for sample in again}
     held = {h.sample.pid: h.sample for h in found.holders if h.sample.used_bytes}
@@ -312,14 +314,18 @@ def _reader(ended: EndedEngine) -> str:
 
 # ---------------------------------------------------------------- the kernel
 def _add_kernel(gatherer: Gatherer) -> None:
-    from oomwatch.sources.kernel import read_live_kernel_log
+    """The running kernel's log. Where no engine is known, only of late: old kills are no news."""
+    from oomwatch.sources.kernel import read_kernel_log, read_live_kernel_log
 
+    path = gatherer.options.places.kernel_log
     try:
-        events, where = read_live_kernel_log()
+        events, where = (read_kernel_log(path), path) if path else read_live_kernel_log()
     except OomwatchError as error:
         gatherer.sources.append(SourceStatus("kernel log", "not_available", str(error)))
         return
-    since = gatherer.options.since or time.time() - _KERNEL_SECONDS
-    recent = tuple(event for event in events if event.at is None or event.at >= since)
+    since = gatherer.options.since
+    if since is None and not gatherer.engines:
+        since = time.time() - _KERNEL_SECONDS
+    recent = tuple(e for e in events if e.at is None or since is None or e.at >= since)
     gatherer.kernel.append(KernelInput(where, recent, live=True))
     gatherer.sources.append(SourceStatus("kernel log", "ok", where))

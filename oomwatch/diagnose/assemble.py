@@ -58,9 +58,9 @@ def assemble(inputs: Inputs) -> list[Facts]:
                     run=run,
                     failures=failures,
                     messengers=messengers,
-                    kernel=_kernel_of(run, runs, tree, kernel, engine if inputs.live else None)
-                    if age == 0
-                    else _claimed(run, kernel),
+                    kernel=_kernel_of(
+                        newest_first, age, tree, kernel, engine=engine, inputs=inputs
+                    ),
                     series=series if age == 0 else SeriesFacts(),
                     loads=tuple(run.loads) if run else (),
                     orphans=tuple(o for o in inputs.orphans if o.engine_id == engine.id)
@@ -185,34 +185,47 @@ def one_sample(page: PageInput) -> EngineSample | None:
     return EngineSample(at=samples[0].at, engine="all", extra=extra, **values)
 
 
-def _claimed(
-    run: Run | None, kernel: Sequence[KernelCitation], tree: frozenset[int] = frozenset()
-) -> tuple[KernelCitation, ...]:
-    """What the kernel says of a start's own processes, by their numbers."""
-    pids = tree | (run.pids if run else set())
-    return tuple(c for c in kernel if c.event.fields.get("pid") in pids)
-
-
 def _kernel_of(
-    run: Run | None,
-    runs: Sequence[Run],
+    newest_first: Sequence[Run | None],
+    age: int,
     tree: frozenset[int],
     kernel: Sequence[KernelCitation],
-    running: RecordedEngine | None,
+    *,
+    engine: RecordedEngine | None,
+    inputs: Inputs,
 ) -> tuple[KernelCitation, ...]:
-    """The kernel's word on the newest start: without what is known to concern an earlier one.
+    """The kernel's word on one start: on its own processes, and what no other start can claim.
 
-    Of an engine that runs since `running.started_at`, an earlier event can be no part.
+    On a live host, where all clocks are one, also by time: what came before a start, or after the
+    end that its keeper saw, is not about it. Read from files, the newest start gets the rest.
     """
-    earlier = {pid for other in runs if other is not run for pid in other.pids}
-    earlier -= tree | (run.pids if run else set())
-    since = running.started_at if running is not None and not running.ended else None
-    return tuple(
-        c
-        for c in kernel
-        if c.event.fields.get("pid") not in earlier
-        and (since is None or c.event.at is None or c.event.at >= since - 1)
-    )
+    run = newest_first[age]
+    own = tree | (run.pids if run else set())
+    others = {pid for other in newest_first if other and other is not run for pid in other.pids}
+    begin = end = None
+    if inputs.live:
+        begin = engine.started_at if engine is not None and age == 0 else None
+        begin = begin if begin is not None else run.first.at if run and run.first else None
+        end = _first_time(newest_first[age - 1]) if age else _exit_time(engine, inputs)
+    elif age:
+        begin = end = 0.0  # nothing but its own
+    found = []
+    for citation in kernel:
+        at, pid = citation.event.at, citation.event.fields.get("pid")
+        in_time = at is None or ((begin is None or at >= begin - 1) and (end is None or at <= end))
+        if pid in own or (pid not in others and in_time and not (age and at is None)):
+            found.append(citation)
+    return tuple(found)
+
+
+def _first_time(run: Run | None) -> float | None:
+    return run.first.at if run is not None and run.first is not None else None
+
+
+def _exit_time(engine: RecordedEngine | None, inputs: Inputs) -> float | None:
+    """When the keeper of an engine saw it end, with a minute for those who take longer."""
+    times = [e.at for e in inputs.exits if engine and e.engine == engine.id and e.at is not None]
+    return max(times) + 60 if times else None
 
 
 def _series_of(
