@@ -1,0 +1,74 @@
+#!/bin/bash
+# The shipped unit under a real systemd as PID 1, in a container over a throw-away copy of this
+# machine's own root (an overlay in memory): installs it with `oomwatch service`, with a stand-in
+# program, and checks readiness, reload, watchdog, restart, stop, sandbox and drop-ins.
+#
+# Usage: tests/systemd/run-under-systemd.sh [PYTHON]     (an interpreter with oomwatch's dependencies)
+# Needs root and systemd-nspawn (package systemd-container). Exit status 77: it cannot run here, and
+# the last line says why. About 20 s. Nothing outside the container is changed.
+set -euo pipefail
+
+skip() {
+    echo "skipped: $*"
+    exit 77
+}
+here=$(dirname "$(readlink -f "$0")")
+python=${1:-python3}
+[ "$(id -u)" = 0 ] || skip "needs root"
+command -v systemd-nspawn >/dev/null || skip "systemd-nspawn is not installed (package systemd-container)"
+[ -x /lib/systemd/systemd ] || skip "systemd is not installed"
+[ -x /usr/bin/python3 ] || skip "/usr/bin/python3, for the service's own user, is not there"
+/usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || skip "/usr/bin/python3 is older than 3.11"
+
+work=$(mktemp -d)
+root=$work/root
+cgroups() { ls -d /sys/fs/cgroup/{systemd,unified,.}/{payload,supervisor} 2>/dev/null || true; }
+cgroups_before=$(cgroups)
+cleanup() {
+    mountpoint -q "$root" && umount "$root"
+    mountpoint -q "$work/memory" && umount "$work/memory"
+    rm -rf "$work"
+    # nspawn leaves its empty control groups behind where it was not started by systemd.
+    cgroups | grep -vxF "${cgroups_before:-none}" | while read -r group; do
+        find "$group" -depth -type d -exec rmdir {} \; 2>/dev/null
+    done || true
+}
+trap cleanup EXIT
+
+mkdir "$root" "$work/memory"
+mount -t tmpfs -o size=512m,mode=755 tmpfs "$work/memory" 2>/dev/null || skip "a tmpfs may not be mounted"
+mkdir "$work/memory/upper" "$work/memory/work"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$work/memory/upper,workdir=$work/memory/work" "$root" 2>/dev/null ||
+    skip "an overlay may not be mounted over this root"
+
+mkdir -p "$root/opt/oomwatch-test"
+cp -r "$here/../../oomwatch" "$root/opt/oomwatch-test/"
+cp "$here/standin.py" "$here/inside.sh" "$root/opt/oomwatch-test/"
+chmod -R a+rX "$root/opt/oomwatch-test"
+rm -f "$root"/etc/systemd/system/oomwatch.service
+python=$(command -v "$python")
+cat >"$root/etc/systemd/system/under-test.service" <<X
+[Unit]
+After=basic.target
+[Service]
+Type=oneshot
+StandardOutput=append:/opt/oomwatch-test/output
+StandardError=inherit
+ExecStart=/bin/bash /opt/oomwatch-test/inside.sh $python
+ExecStopPost=/bin/systemctl poweroff --force --force
+X
+printf '[Unit]\nRequires=basic.target\nAfter=basic.target\nWants=under-test.service\nAllowIsolate=yes\n' \
+    >"$root/etc/systemd/system/under-test.target"
+
+kmsg=()
+[ -c /dev/kmsg ] && kmsg=(--bind=/dev/kmsg)
+timeout --kill-after=10 150 systemd-nspawn --quiet --directory="$root" --boot --register=no --keep-unit \
+    --private-network --link-journal=no --console=pipe "${kmsg[@]}" --capability=CAP_SYSLOG \
+    --uuid="$(tr -d - </proc/sys/kernel/random/uuid)" -- systemd.unit=under-test.target \
+    >"$work/console" 2>&1 </dev/null || true
+if [ ! -s "$root/opt/oomwatch-test/output" ]; then
+    tail -n 20 "$work/console"
+    skip "systemd did not come up in the container"
+fi
+cat "$root/opt/oomwatch-test/output"
+grep -qx "all checks passed" "$root/opt/oomwatch-test/output"
