@@ -26,27 +26,23 @@ TIMEOUT_SECONDS: Final = 15.0
 class Readings(threading.Thread):
     """Two or three pages of one address, or the reason why there are none."""
 
-    def __init__(
-        self, url: str, *, window: float = WINDOW_SECONDS, timeout: float = TIMEOUT_SECONDS
-    ) -> None:
+    def __init__(self, url: str) -> None:
         """Begin to read at once."""
         super().__init__(name=f"metrics of {url}", daemon=True)
         self.url = url
         self.pages: list[MetricsPage] = []
         self.slowest_seconds = 0.0
         self.error: OomwatchError | None = None
-        self._window = window
-        self._timeout = timeout
         self.start()
 
     def run(self) -> None:
         """Read; a failure ends it, as a server that does not answer once will not soon."""
         try:
             self._read()
-            time.sleep(self._window)
+            time.sleep(WINDOW_SECONDS)
             self._read()
             if stands_still(self.pages):
-                time.sleep(max(0.0, STANDSTILL_SECONDS - self._window))
+                time.sleep(max(0.0, STANDSTILL_SECONDS - WINDOW_SECONDS))
                 self._read()
         except OomwatchError as error:
             self.error = error
@@ -55,7 +51,7 @@ class Readings(threading.Thread):
         from oomwatch.sources.metrics import read_metrics
 
         begun = time.monotonic()
-        page = read_metrics(self.url, timeout_seconds=self._timeout)
+        page = read_metrics(self.url, timeout_seconds=TIMEOUT_SECONDS)
         self.slowest_seconds = max(self.slowest_seconds, time.monotonic() - begun)
         self.pages.append(page)
 

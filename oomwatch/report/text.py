@@ -12,6 +12,7 @@ from typing import Final
 from rich.cells import cell_len
 
 from oomwatch.records import (
+    MODEL_SIZES,
     Diagnosis,
     Evidence,
     Finding,
@@ -147,7 +148,8 @@ class _Report:
         if why := self.texts.get(f"verdict.{verdict}.why"):
             self.sheet.text(why)
         for engine in self.diagnosis.engines:
-            self.sheet.text(phrases.engine_line(engine, self.texts), "dim")
+            line = phrases.engine_line(engine, self.texts)
+            self.sheet.flow(line.split(" · "), " · ", "dim")
         if verdict == "unknown":
             gaps = [
                 f"{clean(item.name)}: {clean(item.detail, _QUOTE_LIMIT)}"
@@ -277,9 +279,7 @@ class _Report:
         shown: Sequence[SourceStatus] = [
             item
             for item in self.diagnosis.sources
-            if self.verbose
-            or item.status in ("warning", "error")
-            or item.name == phrases.MODEL_SIZES
+            if self.verbose or item.status in ("warning", "error") or item.name == MODEL_SIZES
         ]
         if not shown:
             return
