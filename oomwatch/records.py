@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 Verdict = Literal["oom", "at_risk", "healthy", "not_oom", "unknown"]
 CauseClass = Literal["startup", "long_context", "irregular", "not_oom"]
@@ -191,6 +191,10 @@ class SourceStatus:
     name: str
     status: SourceStatusName
     detail: str | None = None
+
+
+MODEL_SIZES: Final = "model sizes"
+"""Name of the source that says where a model's sizes behind the predicted effects are from."""
 
 
 # ---------------------------------------------------------------- what a recording or host yields

@@ -15,7 +15,7 @@ import click
 
 from oomwatch.cli.gather import Gatherer, Options
 from oomwatch.errors import OomwatchError, UsageError
-from oomwatch.records import Diagnosis, EngineFacts, Incident, Remedy, Risk, SourceStatus
+from oomwatch.records import Diagnosis, EngineFacts, Incident, Risk
 
 DiagnoseOptions = Options
 
@@ -213,6 +213,7 @@ def run_diagnosis(options: Options) -> Diagnosis:
 
     """
     from oomwatch.diagnose.judge import diagnose
+    from oomwatch.remedies.prescription import with_remedies
 
     gatherer = Gatherer(options)
     diagnosis = diagnose(gatherer.gather())
@@ -220,56 +221,6 @@ def run_diagnosis(options: Options) -> Diagnosis:
     named = {status.name for status in late}
     sources = (*(s for s in diagnosis.sources if s.name not in named or s.status != "ok"), *late)
     return with_remedies(dataclasses.replace(diagnosis, sources=sources))
-
-
-def with_remedies(diagnosis: Diagnosis) -> Diagnosis:
-    """The diagnosis with remedies for each incident and risk, and advice on the user's flags."""
-    from oomwatch.remedies.advice import wrong_flags
-    from oomwatch.remedies.catalog import prescribe
-
-    engines = {engine.id: engine for engine in diagnosis.engines}
-
-    def remedies(engine_id: str | None, finding: Any) -> tuple[Remedy, ...]:
-        engine = engines.get(engine_id or "") or EngineFacts(id=engine_id or "engine-0")
-        return prescribe(finding, engine)
-
-    incidents: list[Incident] = [
-        dataclasses.replace(i, remedies=remedies(i.finding.engine_id, i.finding))
-        for i in diagnosis.incidents
-    ]
-    risks: list[Risk] = [
-        dataclasses.replace(r, remedies=remedies(r.finding.engine_id, r.finding))
-        for r in diagnosis.risks
-    ]
-    advice = tuple(
-        dict.fromkeys(line for engine in diagnosis.engines[:1] for line in wrong_flags(engine))
-    )
-    return dataclasses.replace(
-        diagnosis,
-        incidents=tuple(incidents),
-        risks=tuple(risks),
-        advice=advice,
-        sources=(*diagnosis.sources, *_model_sizes(incidents, risks, engines)),
-    )
-
-
-def _model_sizes(
-    incidents: list[Incident], risks: list[Risk], engines: dict[str, EngineFacts]
-) -> list[SourceStatus]:
-    """Where the model sizes behind the predicted effects are from."""
-    from oomwatch.remedies.forecast import model_source
-    from oomwatch.report.phrases import MODEL_SIZES
-
-    names: dict[str, None] = {}
-    found: list[Incident | Risk] = [*incidents, *risks]
-    for each in found:
-        engine = engines.get(each.finding.engine_id or "")
-        predicted = any(
-            r.effect and r.effect.kv_tokens_after_low is not None for r in each.remedies
-        )
-        if engine is not None and predicted:
-            names[model_source(engine) or ""] = None
-    return [SourceStatus(MODEL_SIZES, "ok", name) for name in names if name]
 
 
 def render(diagnosis: Diagnosis, fmt: str, given: dict[str, Any]) -> str:

@@ -138,9 +138,9 @@ def _with_end(diagnosis: Diagnosis, end: ChildEnd) -> Diagnosis:
 
 def diagnose_copy(path: Path, server: Sequence[str], started_at: float) -> Diagnosis:
     """The diagnosis of a kept copy, with its command and what the kernel said meanwhile."""
-    from oomwatch.cli.diagnose import with_remedies
     from oomwatch.cli.gather import Gatherer, Options
     from oomwatch.diagnose.judge import diagnose
+    from oomwatch.remedies.prescription import with_remedies
 
     gatherer = Gatherer(Options(logs=(str(path),), command=shlex.join(server)))
     kernel, status = _kernel_since(started_at)

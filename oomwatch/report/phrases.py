@@ -11,8 +11,6 @@ from oomwatch.records import Diagnosis, Effect, EngineFacts, Evidence, Finding, 
 from oomwatch.report.sanitize import clean
 from oomwatch.units import format_bytes, format_count, format_duration
 
-MODEL_SIZES: Final = "model sizes"
-"""Name of the source that says where a model's sizes behind the predicted effects are from."""
 _NARROW: Final = 0.02
 """Share of a predicted count below which its range is not worth reading."""
 _ENGINE_NAMES: Final = {
