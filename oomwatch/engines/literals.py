@@ -56,3 +56,6 @@ CLIENT_MARKS: Final = (
 
 ACCESS_END: Final = b"200 OK"
 """How the access lines of served requests end: six of seven lines of a busy server."""
+
+BANNERS: Final = (b"vLLM API server version", b"server_args=ServerArgs(", b"Args { model_id")
+"""With what a server begins its log: vLLM since 0.2, SGLang, TGI."""

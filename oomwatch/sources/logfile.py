@@ -103,7 +103,7 @@ def read_stream(
         if note is not None and not full and size is not None and size > SMALL and not blocks.kind:
             note(f"{name}: large, so read at its ends and around telling lines")
         pieces = choose_pieces(_reported(blocks, size, progress), full=full)
-        yield from _read_pieces(pieces, name, clock)
+        yield from read_pieces(pieces, name, clock)
         if blocks.damage is not None and note is not None:
             note(f"{name}: {blocks.damage}; read as far as it goes")
 
@@ -120,7 +120,8 @@ def _reported(blocks: Blocks, size: int | None, progress: Progress | None) -> It
         progress(blocks.consumed_bytes, size)
 
 
-def _read_pieces(pieces: Iterable[Piece], name: str, clock: Clock) -> Iterator[LogLine]:
+def read_pieces(pieces: Iterable[Piece], name: str, clock: Clock) -> Iterator[LogLine]:
+    """The lines of chosen parts of a log, without their wrappers."""
     iterator = iter(pieces)
     first = next(iterator, None)
     if first is None:

@@ -1,0 +1,106 @@
+"""What a diagnosis needs of a log that is being followed: its beginning, and what tells.
+
+The memory of it is bounded: the first `HEAD_BYTES` of each start (versions, flags, the memory that
+was found) are read whole, after that only telling lines (`engines/literals`) and what follows them.
+Blocks are looked at whole, so that a flood of ordinary lines costs little.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from oomwatch.engines.literals import BANNERS
+from oomwatch.records import LogLine
+from oomwatch.sources.follow import FileFollower
+from oomwatch.sources.logfile import read_pieces
+from oomwatch.sources.logformat_lines import Piece
+from oomwatch.sources.logformat_time import Clock
+from oomwatch.sources.scan import best_look, telling_spans
+
+HEAD_BYTES: Final = 1 << 20
+LATE_BYTES: Final = 8 << 20
+"""Of a log that is longer when it is first seen, the beginning and so much of the end is read."""
+_HEAD_LINES: Final = 3000
+_TELLING_LINES: Final = 2000
+_STARTS: Final = 3
+_READ_BYTES: Final = 4 << 20
+
+
+class _Start:
+    """What is kept of one start of the server."""
+
+    def __init__(self) -> None:
+        self.head: list[LogLine] = []
+        self.head_left = HEAD_BYTES
+        self.telling: collections.deque[LogLine] = collections.deque(maxlen=_TELLING_LINES)
+
+    @property
+    def wants_head(self) -> bool:
+        return self.head_left > 0 and len(self.head) < _HEAD_LINES
+
+
+class LogTail:
+    """One followed log file; `poll` belongs to one thread, the rest to any."""
+
+    def __init__(self, follower: FileFollower, name: str, *, size: int = 0) -> None:
+        """`size`: of the file when it is first seen; of a large one the middle is left out."""
+        self.name = name
+        self.follower = follower
+        self._clock = Clock(None, time.time())
+        self._look = best_look()
+        self._starts: collections.deque[_Start] = collections.deque([_Start()], maxlen=_STARTS)
+        self._late = size - LATE_BYTES if size > HEAD_BYTES + LATE_BYTES else 0
+
+    def poll(self) -> Iterator[LogLine]:
+        """Read what is new; the telling lines of it, in order.
+
+        Raises:
+            OSError: the file cannot be read.
+
+        """
+        self._clock.note(time.time())
+        for chunk in self.follower.read(limit=_READ_BYTES):
+            if self._late and not self._starts[-1].wants_head:
+                self.follower.skip_to(self._late)
+                self._late = 0
+                return
+            yield from self._take(chunk.number, chunk.data)
+
+    def lines(self) -> list[LogLine]:
+        """What is kept of the last starts, in order."""
+        return [line for start in list(self._starts) for line in (*start.head, *start.telling)]
+
+    def _take(self, number: int, data: bytes) -> Iterator[LogLine]:
+        banner = max(data.find(text) for text in BANNERS)
+        if banner > 0 and self._starts[-1].head:
+            begin = data.rfind(b"\n", 0, banner) + 1
+            if begin > 0:
+                yield from self._read(number, data[:begin])
+                number, data = number + data.count(b"\n", 0, begin), data[begin:]
+        if banner >= 0 and self._starts[-1].head:
+            self._starts.append(_Start())
+        yield from self._read(number, data)
+
+    def _read(self, number: int, data: bytes) -> Iterator[LogLine]:
+        start = self._starts[-1]
+        telling = self._look(data)
+        if start.wants_head:
+            start.head_left -= len(data)
+            fresh = list(read_pieces([Piece(number, data)], self.name, self._clock))
+            start.head += fresh
+            if telling:
+                yield from fresh
+            return
+        if not telling:
+            return
+        spans, _ = telling_spans(data)
+        pieces = [
+            Piece(number + data.count(b"\n", 0, begin), data[begin:end], joined=False)
+            for begin, end in spans
+        ]
+        for line in read_pieces(pieces, self.name, self._clock):
+            start.telling.append(line)
+            yield line
