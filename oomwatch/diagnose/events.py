@@ -37,6 +37,9 @@ TABLE: Final = PatternTable(VLLM, SGLANG, PYTORCH, KEEPERS, COMMON, OTHER_ENGINE
 
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _FRAME: Final = re.compile(r'^\s*(?:\| )*\s*File "([^"]{1,400})", line \d+(?:, in (\S{1,200}))?')
+_BOX: Final = ("│", "╭", "╰")
+"""First characters of the lines of a traceback that `rich` draws, as TGI and notebooks print it."""
+_BOXED_FRAME: Final = re.compile(r"(/[^\s:│]{1,400}\.py):\d{1,6} in\s*<?(\w{1,200})")
 _EXCEPTION: Final = re.compile(
     r"^(?:\| |\+ )*((?:[A-Za-z_][\w]*\.)*[A-Za-z_]\w*)(?:\([^)]{0,60}\))?(?:: |:$|$)(.*)", re.DOTALL
 )
@@ -131,6 +134,21 @@ class _Open:
     frames: list[str] = dataclasses.field(default_factory=list)
     paths: list[str] = dataclasses.field(default_factory=list)
     code: str = ""
+    boxed: list[str] = dataclasses.field(default_factory=list)
+
+    def add(self, path: str, function: str) -> None:
+        """One more frame, further in."""
+        if len(self.frames) < _MAX_FRAMES:
+            self.paths.append(path)
+            self.frames.append(f"{path.rpartition('/')[2]}:{function}")
+
+    def add_boxed(self, text: str) -> None:
+        """One line of a drawn traceback; long paths go on in the next line of the box."""
+        if text.startswith("│") and len(self.boxed) < 400:
+            self.boxed.append(text.rstrip().removesuffix("│").removesuffix(" ")[2:])
+        elif text.startswith("╰"):
+            for path, function in _BOXED_FRAME.findall("".join(self.boxed)):
+                self.add(path, function)
 
 
 @dataclasses.dataclass(slots=True)
@@ -219,7 +237,10 @@ class Extractor:
         if opened is not None:
             frame = _FRAME.match(text)
             if frame is not None:
-                _add_frame(opened, frame)
+                opened.add(frame[1], frame[2] or "?")
+                return
+            if text.startswith(_BOX):
+                opened.add_boxed(text)
                 return
             if text[:1] in (" ", "\t", "") or text.startswith(("^", "~")):
                 if text.strip(" \t^~"):
@@ -249,7 +270,7 @@ class Extractor:
             opened = self._open[key] = _Open(
                 line, self._order, line.prefixed, self._times.get(line.source)
             )
-            _add_frame(opened, frame_line)
+            opened.add(frame_line[1], frame_line[2] or "?")
             return
         if _TRACEBACK in text and not text[:1].isspace():
             previous = self._open.pop(key, None)
@@ -323,13 +344,6 @@ def extract(lines: Iterable[LogLine]) -> Iterator[LogEvent | Failure]:
     for line in lines:
         yield from extractor.feed(line)
     yield from extractor.close()
-
-
-def _add_frame(opened: _Open, frame: re.Match[str]) -> None:
-    if len(opened.frames) < _MAX_FRAMES:
-        path = frame[1]
-        opened.paths.append(path)
-        opened.frames.append(f"{path.rpartition('/')[2]}:{frame[2] or '?'}")
 
 
 def _is_exception(name: str, after_frames: bool) -> bool:

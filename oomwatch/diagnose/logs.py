@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections import defaultdict
 from typing import Final
 
@@ -16,6 +17,7 @@ from oomwatch.diagnose.inputs import Inputs, LogInput
 from oomwatch.diagnose.runs import STAGES, Run, RunBuilder
 
 _BANNERS: Final = ("vllm.api_banner", "vllm.logo_version", "sglang.server_args")
+_EXITED: Final = re.compile(r"([\w.-]{1,128}) exited with code -?\d+")
 _MAX_CONTAINERS: Final = 64
 
 
@@ -36,6 +38,9 @@ def _read(log: LogInput, orders: itertools.count[int]) -> list[list[Run]]:
     builders: dict[str | None, RunBuilder] = {}
     for line in log.lines:
         name = line.container if len(builders) < _MAX_CONTAINERS else None
+        said = _EXITED.match(line.text) if name is None else None
+        if said is not None and said[1] in builders:
+            name = said[1]  # compose speaks of the container without its prefix
         builder = builders.get(name)
         if builder is None:
             builder = builders[name] = RunBuilder(orders)

@@ -6,6 +6,7 @@ and else by the last line the start printed (taxonomy of start-up failures, step
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -42,6 +43,8 @@ class Say(Protocol):
         """Build the finding."""
 
 
+_HOST_HALF: Final = re.compile(r"(?:cache_engine|uva|prefetch|cpu_gpu|\w*offload\w*)\.py:")
+"""Files of V0's swap space and of what is kept in host memory."""
 _DRAFT_FLAGS: Final = (
     "--speculative-algorithm",
     "--speculative-config",
@@ -202,7 +205,13 @@ def _by_stage(facts: Facts, failure: Failure, stage: Stage, say: Say) -> Finding
             0.75,
             "Host memory for the swap space or the host's part of the cache could not be pinned; CUDA calls that out of"
             " memory, the GPU is not the problem",
-            flags=("--swap-space", "--hicache-ratio", "--hicache-size", "--kv-offloading-size"),
+            flags=(
+                "--swap-space",
+                "--cpu-offload-gb",
+                "--hicache-ratio",
+                "--hicache-size",
+                "--kv-offloading-size",
+            ),
         )
     if stage in ("quantize", "load") and (stage == "quantize" or converts_to_fit(facts, failure)):
         return say(
@@ -279,12 +288,15 @@ def _by_stage(facts: Facts, failure: Failure, stage: Stage, say: Say) -> Finding
 
 
 def _is_pinned_pool(failure: Failure, stage: Stage) -> bool:
-    """Whether V0's cache engine failed on its host half: PyTorch's allocator would give sizes."""
+    """Whether pinning failed: in code that keeps a part on the host, by a bare CUDA error.
+
+    The caching allocator of the GPU would give sizes.
+    """
     return (
-        stage == "kv"
+        stage in ("kv", "load", "repack")
         and failure.oom is None
         and failure.match("cuda.oom_raw") is not None
-        and any(frame.startswith("cache_engine.py") for frame in failure.frames)
+        and any(_HOST_HALF.match(frame) for frame in failure.frames)
     )
 
 

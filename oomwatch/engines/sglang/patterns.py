@@ -314,6 +314,14 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "0.4.2..",
     ),
     Pattern(
+        "sglang.rank_dead",
+        "messenger",
+        "scheduler is dead",
+        r"^Rank \d+ scheduler is dead",
+        "Rank 0 scheduler is dead. Please check if there are relevant logs.",
+        "0.4.7..",
+    ),
+    Pattern(
         "sglang.init_failed",
         "messenger",
         "Initialization failed",
