@@ -17,15 +17,10 @@ from oomwatch.config import Config, ConfigError, load_config
 from oomwatch.config.fields import Key, members
 from oomwatch.config.layers import all_keys, dotted
 from oomwatch.config.paths import config_paths, default_store
+from oomwatch.config.quantities import parse_duration, show_duration, show_size
 from oomwatch.config.secrets import engine_headers, read_secret, store_address
 from oomwatch.config.texts import example_toml, in_force, merged_json, merged_toml, reference
-from oomwatch.config.values import (
-    hide_url,
-    parse_duration,
-    parse_headers,
-    show_duration,
-    show_size,
-)
+from oomwatch.config.values import hide_url, parse_headers
 from oomwatch.units import parse_size
 
 ROOT = Path(__file__).parent.parent

@@ -99,6 +99,15 @@ class KvSaturation(Rule):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ZombieEngine(Rule):
+    """The port answers, but the engine behind it is gone or stands still."""
+
+    hold_seconds: float = duration(
+        "3min", "How long nothing must have moved; a long prefill takes a while.", "1min", "1d"
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class RestartLoop(Rule):
     """An engine starts again and again and never serves."""
 
@@ -136,7 +145,7 @@ class DetectConfig:
     flap_count: int = count(
         3, "A condition that comes and goes so often within `flap_window` is one incident.", 2, 100
     )
-    flap_window_seconds: float = duration("15min", "See `flap_count`.", "1min", "1d")
+    flap_window_seconds: float = duration("10min", "See `flap_count`.", "1min", "1d")
     log_failure: Rule = section(Rule, "The engine's log says that it failed.")
     process_exit: Rule = section(Rule, "A process of an engine ended on its own, or was killed.")
     cgroup_oom: Rule = section(Rule, "A control group reached its limit and a process was killed.")
@@ -147,9 +156,7 @@ class DetectConfig:
     never_fits: HeldRule = section(
         HeldRule, "A request waits that can never fit: nothing runs, and it does not move."
     )
-    zombie_engine: HeldRule = section(
-        HeldRule, "The port answers, but the engine behind it is gone or stands still."
-    )
+    zombie_engine: ZombieEngine = section(ZombieEngine)
     restart_loop: RestartLoop = section(RestartLoop)
     driver_unresponsive: DriverUnresponsive = section(DriverUnresponsive)
     orphan_holder: OrphanHolder = section(OrphanHolder)

@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from oomwatch.config.values import Duration, Kind, Number, Size, Switch, parse_duration, ratio
+from oomwatch.config.quantities import parse_duration
+from oomwatch.config.values import Duration, Kind, Number, Size, Switch, ratio
 from oomwatch.units import MIB, parse_size
 
 Problem = tuple[str, str]

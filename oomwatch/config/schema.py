@@ -68,7 +68,7 @@ class AgentConfig:
         "5min", "How often samples are rolled up and old ones removed.", "10s", "1d"
     )
     queue_size: int = count(
-        10_000,
+        30_000,
         "Records that may wait for the database, and log lines for detection; what does not fit "
         "is counted and reported.",
         100,
@@ -115,21 +115,24 @@ class StoreConfig:
         '"store-url"',
     )
     max_size_bytes: int = size(
-        "2GiB",
+        "1GiB",
         "The database stays below this: the oldest samples go first, incidents last.",
         16 * MIB,
     )
     commit_interval_seconds: float = duration(
-        "2s", "How often samples are written; incidents are written at once.", "100ms", "1min"
+        "1s", "How often samples are written; incidents are written at once.", "100ms", "1min"
     )
     raw_retention_seconds: float = duration("24h", "How long every sample is kept.", "10min")
     ten_second_retention_seconds: float = duration(
-        "7d", "How long minimum, mean, maximum and last of each 10 s are kept.", "10min"
+        "3d", "How long minimum, mean, maximum and last of each 10 s are kept.", "10min"
     )
     minute_retention_seconds: float = duration("30d", "The same of each minute.", "1h")
-    hour_retention_seconds: float = duration("365d", "The same of each hour.", "1d", "3660d")
+    hour_retention_seconds: float = duration("400d", "The same of each hour.", "1d", "3660d")
+    log_retention_seconds: float = duration(
+        "7d", "How long the lines of logs that may tell something are kept.", "10min"
+    )
     incident_retention_seconds: float = duration(
-        "365d", "How long incidents and the samples around them are kept.", "1d", "3660d"
+        "400d", "How long incidents and the samples around them are kept.", "1d", "3660d"
     )
 
     def problems(self) -> Iterator[Problem]:
@@ -308,13 +311,13 @@ class IncidentsConfig:
         "10min", "Samples before it that are kept at full rate.", "0s", "1d"
     )
     window_after_seconds: float = duration(
-        "5min", "Samples after it that are kept at full rate.", "0s", "1d"
+        "2min", "Samples after it that are kept at full rate.", "0s", "1d"
     )
     log_excerpt_bytes: int = size(
         "256KiB", "How much of the engine's log is kept around it.", 0, 64 * MIB
     )
     close_after_seconds: float = duration(
-        "2min", "It is closed when the engine was healthy for this long.", "0s", "1d"
+        "30s", "It is closed when the engine was healthy for this long.", "0s", "1d"
     )
     redact: bool = switch(True, "Exports are redacted, as [privacy] says.")
 
