@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.engine import URL, Engine
-from sqlalchemy.exc import DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import DBAPIError, NoSuchModuleError, OperationalError
 from sqlalchemy.pool import NullPool
 
 from oomwatch.errors import NoInputError
@@ -106,12 +106,8 @@ def _prepare(path: Path) -> None:
 
 
 def _check_file(connection: Connection, path: Path) -> None:
-    """Refuse somebody else's database; find damage before anything is written."""
+    """Refuse a later schema; find damage before anything is written."""
     with connection.begin():
-        owner = connection.exec_driver_sql("PRAGMA application_id").scalar_one()
-        tables = connection.exec_driver_sql("SELECT count(*) FROM sqlite_schema").scalar_one()
-        if tables and owner != APPLICATION_ID:
-            raise StoreError(f"{path} is a database of another program: name another file")
         require_known(version_of(connection))
         verdict = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
     if verdict != "ok":
@@ -204,28 +200,21 @@ def open_reader(url: URL) -> Iterator[Connection]:
 
 
 def _connect_reader(url: URL) -> Connection:
-    path = file_of(url)
-    if path is None:
-        return _engine(url, read_only=True).connect()
-    connection = _engine(url, read_only=True).connect()
+    engine = _engine(url, read_only=True)
     try:
-        _pragma(connection, "schema_version")  # the first page is read only now
-    except sqlite3.OperationalError:
-        connection.close()
+        return engine.connect()
+    except OperationalError:
+        path = file_of(url)
+        if path is None:
+            raise
         # A file in a folder that may not be written, with no agent beside it: without a log
         # nobody is writing, and the shared memory of the log can be done without.
-        if os.path.exists(f"{path}-wal"):  # noqa: PTH110 - as above
+        if os.path.exists(f"{path}-wal"):  # noqa: PTH110 - False where it may not look
             raise StoreError(
                 f"{path} cannot be opened with its log: copy it with {path.name}-wal into a "
                 "folder that you can write"
             ) from None
         return _engine(url, read_only=True, immutable=True).connect()
-    except sqlite3.DatabaseError as error:
-        connection.close()
-        if is_corrupt(error):
-            raise BrokenStoreError(f"{path} is damaged or not a database: {error}") from None
-        raise
-    return connection
 
 
 def read_quick_check(connection: Connection) -> list[str]:
@@ -253,6 +242,7 @@ def _engine(url: URL, *, read_only: bool, immutable: bool = False) -> Engine:
             check_same_thread=False,  # opened by one thread, owned by the writer's afterwards
         )
         try:
+            _require_ours(connection, path)
             _set_up(connection, read_only=read_only)
         except BaseException:
             connection.close()
@@ -267,6 +257,14 @@ def _engine(url: URL, *, read_only: bool, immutable: bool = False) -> Engine:
         connection.exec_driver_sql(begin)
 
     return engine
+
+
+def _require_ours(connection: sqlite3.Connection, path: Path) -> None:
+    """Leave somebody else's database as it is."""
+    (owner,) = connection.execute("PRAGMA application_id").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    if tables and owner != APPLICATION_ID:
+        raise StoreError(f"{path} is a database of another program: name another file")
 
 
 def _set_up(connection: sqlite3.Connection, *, read_only: bool) -> None:

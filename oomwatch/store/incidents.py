@@ -62,7 +62,7 @@ def list_incidents(
 ) -> tuple[StoredIncident, ...]:
     """The newest incidents first; `since` and `until` are about when they opened."""
     table = schema.incident
-    query = _select().order_by(table.c.opened_ms.desc(), table.c.id).limit(limit)
+    query = _select().order_by(table.c.opened_ms.desc(), table.c.id.desc()).limit(limit)
     if state is not None:
         query = query.where(table.c.state == state)
     if engine_id is not None:
@@ -88,6 +88,8 @@ def _select() -> Any:
 
 
 def _with_triggers(connection: Connection, rows: Sequence[Row[Any]]) -> tuple[StoredIncident, ...]:
+    if not rows:
+        return ()
     table = schema.incident_trigger
     found: dict[str, list[Trigger]] = {}
     query = (

@@ -1,8 +1,8 @@
 """What `diagnose`, `detect` and reports ask of a store. Rows leave as records.
 
 Every query walks an index: a window costs what it holds, not what the store holds. Long windows
-come from the tiers; the last value of each bucket stands at its end, and the true extremes of a
-GPU stand beside it in `used_max_bytes` and `free_min_bytes`.
+come from the tiers; the last value of each bucket stands at its last millisecond, and the true
+extremes of a GPU stand beside it in `used_max_bytes` and `free_min_bytes`.
 """
 
 from __future__ import annotations
@@ -162,10 +162,10 @@ def _raw_query(table: schema.SampleTable, span: tuple[int, int], host: str | Non
 def _tier_query(
     table: schema.SampleTable, step: int, span: tuple[int, int], host: str | None
 ) -> Select[Any]:
-    """The last values of each bucket at its end, as rows of `_raw_query`."""
+    """The last values of each bucket at its last millisecond, as rows of `_raw_query`."""
     tier = table.tier.c
     values = [_in_tier(table, name) for name in COLUMNS[table.name]]
-    query = select(tier.ts_ms + step * 1000, null(), tier[table.key], *values)
+    query = select(tier.ts_ms + (step * 1000 - 1), null(), tier[table.key], *values)
     query = query.where(tier.step == step, tier.ts_ms >= span[0], tier.ts_ms < span[1])
     return _of_host(query, table, tier[table.key], host).order_by(tier.ts_ms, tier[table.key])
 

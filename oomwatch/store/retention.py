@@ -16,7 +16,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Table, delete, func, select
 
 from oomwatch.store import schema
-from oomwatch.store.database import data_limit
+from oomwatch.store.database import data_limit, raw_connection
 from oomwatch.store.dictionary import SEEN_EVERY_MS, upsert
 
 HOUR_MS: Final = 3_600_000
@@ -280,12 +280,12 @@ def vacuum(connection: Connection) -> Iterator[int]:
     """Give free pages back to the filesystem, a megabyte a step; yields the pages left."""
     if connection.dialect.name != "sqlite":
         return
-    left = 1
+    raw, left = raw_connection(connection), 1
     while left:
-        with connection.begin():
-            before = int(connection.exec_driver_sql("PRAGMA freelist_count").scalar_one())
-            connection.exec_driver_sql(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
-            left = int(connection.exec_driver_sql("PRAGMA freelist_count").scalar_one())
+        (before,) = raw.execute("PRAGMA freelist_count").fetchone()
+        # Each row that is fetched is a page that was given back.
+        raw.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+        (left,) = raw.execute("PRAGMA freelist_count").fetchone()
         if left >= before:
             return
         yield left

@@ -88,7 +88,10 @@ def _count(connection: Connection, buckets: Select[Any], tier: Table) -> int:
     insert = dialect.insert(tier).from_select(names, buckets)
     keys = [column.name for column in tier.primary_key]
     values = {name: insert.excluded[name] for name in names if name not in keys}
-    done = connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=values))
+    done = connection.execute(
+        insert.on_conflict_do_update(index_elements=keys, set_=values),
+        execution_options={"preserve_rowcount": True},
+    )
     return done.rowcount
 
 
