@@ -34,7 +34,7 @@ _SPREAD_FRAME: Final = re.compile(r"deepep|deep_ep|all2all|token_dispatcher")
 _ALLOCATES: Final = re.compile(
     r"\b(?:empty|zeros|ones|full|new_empty|empty_like|zeros_like|cat|stack|pad|clone|repeat|softmax|contiguous|float)\("
 )
-_LIBRARY: Final = re.compile(r"CUBLAS|CUDNN|cublas|cudnn|Triton Error")
+_LIBRARY: Final = re.compile(r"CUBLAS|CUDNN|cublas|cudnn|Triton Error|NPUWorkspaceAllocator")
 _LOW_KV: Final = 0.6
 
 
@@ -309,7 +309,7 @@ def _by_part(facts: Facts, failure: Failure, part: Part | None, values: dict[str
         return (
             "engine_buffers_unprofiled",
             0.65,
-            "A library outside PyTorch's allocator (cuBLAS, cuDNN, Triton) found no memory while serving: the start-up profile left too little beside the KV cache",
+            "A library outside PyTorch's allocator (cuBLAS, cuDNN, Triton, an NPU workspace) found no memory while serving: the start-up profile left too little beside the KV cache",
         )
     if facts.engine.engine == "lmdeploy" or (facts.engine.engine is None and not failure.frames):
         return (

@@ -30,6 +30,8 @@ GPU_OOM: Final = (
     "tvm.oom",
     "torch.cumem",
     "torch.memory_saver",
+    "npu.oom",
+    "xla.oom",
     "vllm.weights_oom",
 )
 """Patterns of a GPU allocation that was refused."""

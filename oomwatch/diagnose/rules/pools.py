@@ -290,7 +290,8 @@ def preemption_storm(facts: Facts) -> Finding | None:
 def _swapping(facts: Facts, points: Sequence[Point]) -> Finding | None:
     """V0 before 0.4.3 prints no line: sequences that stay swapped out tell."""
     out = [p for p in points if (p.swapped or 0) > 0]
-    if len(out) < 3 or points[-1] not in out:
+    full = len(points) == 1 and bool(out) and (points[0].kv or 0) >= _HIGH
+    if not full and (len(out) < 3 or points[-1] not in out):
         return None
     most = max(out, key=lambda p: p.swapped or 0)
     return found(

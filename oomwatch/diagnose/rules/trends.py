@@ -6,6 +6,7 @@ the warm-up before either is said.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from oomwatch.diagnose.facts import Facts, cite
@@ -18,6 +19,9 @@ from oomwatch.units import GIB, MIB, format_bytes, format_duration
 _LEAST_SECONDS: Final = 600.0
 _SHORT_SECONDS: Final = 2400.0
 _STEP_SHARE: Final = 0.5
+_ENGINE_NAME: Final = re.compile(
+    r"(?i)vllm|sglang|EngineCore|ray::|llama|ollama|text-gener|lmdeploy"
+)
 
 
 def gpu_growth(facts: Facts) -> Finding | None:
@@ -38,18 +42,20 @@ def gpu_growth(facts: Facts) -> Finding | None:
         "grown_bytes": round(used.grown),
         "slope_bytes_per_second": used.slope_per_second,
         "eta_seconds": eta,
-        "pid": holder.pid,
-        "process_name": holder.name,
+        "pid": holder.pid or None,
+        "process_name": holder.name if holder.pid else None,
         "total_bytes": total,
         "free_bytes": round(free.last) if free else None,
         "multimodal": facts.multimodal or None,
     }
+    known = holder.pid > 0
+    who = f"{holder.name} (PID {holder.pid}) on GPU {holder.gpu}" if known else f"GPU {holder.gpu}"
     evidence = [
         Evidence(
             "nvml",
-            str(holder.pid),
+            str(holder.pid) if known else f"GPU {holder.gpu}",
             at=holder.last_seen,
-            text=f"{holder.name} (PID {holder.pid}) on GPU {holder.gpu}: {format_bytes(used.first)} to {format_bytes(used.last)} in {format_duration(used.seconds)}",
+            text=f"{who}: {format_bytes(used.first)} to {format_bytes(used.last)} in {format_duration(used.seconds)}",
             value=round(used.last),
             unit="bytes",
         )
@@ -73,24 +79,41 @@ def gpu_growth(facts: Facts) -> Finding | None:
     return found(
         facts,
         "gpu_leak_growth",
-        0.85,
-        f"The engine's GPU memory grew by {format_bytes(used.grown)} in {format_duration(used.seconds)} and does not level off, although its KV pool has a fixed size: a leak.",
+        0.85 if known else 0.65,
+        f"The {'engine' if known else 'card'}'s GPU memory grew by {format_bytes(used.grown)} in {format_duration(used.seconds)} and does not level off, although its KV pool has a fixed size: a leak.",
         evidence,
         strength=strength,
         order=order,
         values=values,
         risk=failure is None,
+        unseen=()
+        if known
+        else ("Which process grows: the driver does not say what each one holds.",),
     )
 
 
 def _growing_holder(facts: Facts) -> HolderTrend | None:
-    mine = [h for h in facts.series.holders if not facts.tree_pids or h.pid in facts.tree_pids]
     growing = [
         h
-        for h in mine
+        for h in _own_holders(facts)
         if is_growing(h.used, least_bytes=300 * MIB, least_share=0.006) and not _one_step(h.used)
     ]
     return max(growing, key=lambda h: h.used.grown, default=None)
+
+
+def _own_holders(facts: Facts) -> list[HolderTrend]:
+    """The engine's processes on the cards: by number, or by name where numbers are another namespace's.
+
+    Where the driver hides what each process holds, the card itself stands in for them.
+    """
+    holders = facts.series.holders
+    if not holders:
+        return [
+            HolderTrend(gpu, 0, "the card", used, facts.series.ended_at or 0.0)
+            for gpu, used in facts.series.gpus.items()
+        ]
+    mine = [h for h in holders if not facts.tree_pids or h.pid in facts.tree_pids]
+    return mine or [h for h in holders if _ENGINE_NAME.search(h.name)]
 
 
 def _one_step(trend: Trend) -> bool:
@@ -123,12 +146,11 @@ def foreign_growth(facts: Facts) -> Finding | None:
     """Another process on the card grows into this engine's headroom."""
     if not facts.tree_pids:
         return None
+    own = _own_holders(facts)
     foreign = [
         h
         for h in facts.series.holders
-        if h.pid not in facts.tree_pids
-        and h.used.last > GIB
-        and is_growing(h.used, least_bytes=512 * MIB)
+        if h not in own and h.used.last > GIB and is_growing(h.used, least_bytes=512 * MIB)
     ]
     if not foreign:
         return None
