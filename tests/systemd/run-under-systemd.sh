@@ -46,7 +46,11 @@ cp -r "$here/../../oomwatch" "$root/opt/oomwatch-test/"
 cp "$here/standin.py" "$here/inside.sh" "$root/opt/oomwatch-test/"
 chmod -R a+rX "$root/opt/oomwatch-test"
 rm -f "$root"/etc/systemd/system/oomwatch.service
-python=$(command -v "$python")
+given=$python
+python=$(command -v "$given") || skip "there is no interpreter $given"
+case $python in /*) ;; *) python=$PWD/$python ;; esac
+PYTHONPATH=/opt/oomwatch-test chroot "$root" "$python" -c 'import click, oomwatch' 2>/dev/null ||
+    skip "$python, with oomwatch's dependencies, is not on the root file system"
 cat >"$root/etc/systemd/system/under-test.service" <<X
 [Unit]
 After=basic.target
