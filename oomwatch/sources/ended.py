@@ -17,7 +17,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -74,25 +74,32 @@ def find_ended(
 def find_containers(docker_root: str, denied: list[str]) -> list[EndedEngine]:
     """Containers of an engine that do not run now: by Docker's files, else by the commands."""
     rows: dict[str, Mapping[str, Any]] = {}
-    before = len(denied)
-    for row in _docker_files(Path(docker_root), denied):
+    refused: list[str] = []
+    files = _docker_files(Path(docker_root), refused)
+    for row in files or ():
         rows[str(row.get("ID") or "")] = row
     for tool in ("docker", "podman"):
-        seen_in_files = tool == "docker" and (rows or len(denied) == before)
-        if not seen_in_files and shutil.which(tool):
-            for row in _ask_runtime(tool, denied):
+        # Docker may keep its files elsewhere, or run without root: then its command knows.
+        if shutil.which(tool) and (tool == "podman" or files is None or refused):
+            answer = _ask_runtime(tool, refused)
+            if answer is not None and tool == "docker":
+                refused.clear()
+            for row in answer or ():
                 rows.setdefault(str(row.get("Id") or row.get("ID") or ""), row)
+    denied += refused
     return [ended for row in rows.values() if (ended := _from_state(row)) is not None]
 
 
-def _docker_files(root: Path, denied: list[str]) -> Iterator[Mapping[str, Any]]:
+def _docker_files(root: Path, denied: list[str]) -> list[Mapping[str, Any]] | None:
+    """What Docker's own files say; None where there are none to be seen."""
     try:
         folders = sorted((root / "containers").iterdir())
     except PermissionError:
         denied.append(f"{root}/containers may not be read")
-        return
+        return None
     except OSError:
-        return
+        return None
+    rows: list[Mapping[str, Any]] = []
     for folder in folders:
         try:
             row = json.loads((folder / "config.v2.json").read_bytes())
@@ -102,10 +109,12 @@ def _docker_files(root: Path, denied: list[str]) -> Iterator[Mapping[str, Any]]:
             continue
         else:
             if isinstance(row, dict):
-                yield row
+                rows.append(row)
+    return rows
 
 
-def _ask_runtime(tool: str, denied: list[str]) -> list[Mapping[str, Any]]:
+def _ask_runtime(tool: str, denied: list[str]) -> list[Mapping[str, Any]] | None:
+    """What the runtime's command says of containers that do not run; None if it does not answer."""
     states = [f"--filter=status={state}" for state in ("exited", "dead", "restarting")]
     try:
         identities = ask_child([tool, "ps", "--all", "--quiet", "--no-trunc", *states]).split()
@@ -115,10 +124,10 @@ def _ask_runtime(tool: str, denied: list[str]) -> list[Mapping[str, Any]]:
     except Failed as error:
         if "permission denied" in str(error).lower():
             denied.append(f"{tool} may not be asked ({error})")
-        return []
+        return None
     except (SourceUnavailable, ValueError):
-        return []
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        return None
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else None
 
 
 def _from_state(row: Mapping[str, Any]) -> EndedEngine | None:
