@@ -216,7 +216,7 @@ def _containers() -> Item:
     tools = [tool for tool in ("docker", "podman", "nerdctl") if shutil.which(tool)]
     logs = _folder("/var/lib/docker/containers", "/var/lib/containers/storage/overlay-containers")
     sockets = ("/run/docker.sock", "/var/run/docker.sock", "/run/podman/podman.sock")
-    present = [socket for socket in sockets if Path(socket).exists()]
+    present = [socket for socket in sockets if os.access(socket, os.F_OK)]
     usable = [socket for socket in present if os.access(socket, os.R_OK | os.W_OK)]
     if not tools and not present and logs is None:
         return Item("containers", "not_available", "no container runtime is seen on this host")
@@ -239,7 +239,9 @@ def _pods() -> Item:
         return Item("pods", "ok", "log files of the kubelet can be read with --pod NS/NAME")
     config = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     token = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
-    if shutil.which("kubectl") and any(Path(path).exists() for path in (*config.split(":"), token)):
+    if shutil.which("kubectl") and any(
+        os.access(path, os.F_OK) for path in (*config.split(":"), token)
+    ):
         return Item("pods", "ok", "kubectl is there, for --pod NS/NAME")
     if logs is False:
         return Item("pods", "warning", "/var/log/pods may not be read", "run as root on the node")

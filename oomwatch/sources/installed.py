@@ -43,7 +43,10 @@ def _beside_script(process: ProcessInfo, root: Path) -> list[str]:
         folder, slash, _ = word.rpartition("/bin/")
         if slash and folder.startswith("/"):
             for base in (root / folder.lstrip("/"), Path(folder)):
-                libraries = sorted(base.glob("lib/python3*/*-packages"))
+                try:
+                    libraries = sorted(base.glob("lib/python3*/*-packages"))
+                except OSError:  # of another user
+                    continue
                 found += [f"{folder}/{library.relative_to(base)}" for library in libraries]
     return found
 

@@ -107,14 +107,15 @@ def _kept_copy(runner: ProcessInfo, proc_root: str) -> str | None:
 def _container(owner: CgroupIdentity, var_root: str) -> LogLocation:
     """The runtime's own file of a container's output, if this host has it in the usual place."""
     identity = owner.container or ""
-    links = sorted(Path(var_root, "log/containers").glob(f"*-{identity}.log"))
+    links = _glob(Path(var_root, "log/containers"), f"*-{identity}.log")
     if links:
         # The kubelet names the link <pod>_<namespace>_<container>-<id>.log.
         pod, _, rest = links[-1].name.partition("_")
         namespace = rest.partition("_")[0]
         return LogLocation("pod", f"{namespace}/{pod}", *_readable(links[-1]))
     if owner.pod_uid:
-        logs = sorted(Path(var_root, "log/pods").glob(f"*_{owner.pod_uid}/*/*.log"), key=_modified)
+        logs = _glob(Path(var_root, "log/pods"), f"*_{owner.pod_uid}/*/*.log")
+        logs.sort(key=_modified)
         if logs:
             namespace, _, rest = logs[-1].parent.parent.name.partition("_")
             name = f"{namespace}/{rest.partition('_')[0]}"
@@ -125,8 +126,13 @@ def _container(owner: CgroupIdentity, var_root: str) -> LogLocation:
     )
     for place in places:
         path = Path(var_root, place)
-        if path.exists():
-            return LogLocation("container", identity, *_readable(path))
+        try:
+            path.stat()
+        except PermissionError:
+            return LogLocation("container", identity, reason=f"{path} may not be read by this user")
+        except OSError:
+            continue
+        return LogLocation("container", identity, *_readable(path))
     if owner.unit:
         # Podman in a unit of systemd hands the output to that unit's journal by default.
         return LogLocation("unit", owner.unit, reason="assumed, of a container run by a unit")
@@ -190,6 +196,13 @@ def _readable(path: Path) -> tuple[str | None, str | None]:
     if os.access(path, os.R_OK):
         return str(path), None
     return None, f"{path} may not be read by this user"
+
+
+def _glob(folder: Path, pattern: str) -> list[Path]:
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:  # may not be read
+        return []
 
 
 def _modified(path: Path) -> float:
