@@ -14,10 +14,12 @@ from oomwatch.diagnose.rules import (
     nccl,
     peaks,
     pools,
+    pressure,
     processes,
     startup_allocations,
     startup_checks,
     trends,
+    unplaced,
 )
 from oomwatch.diagnose.rules.findings import Rule
 
@@ -31,7 +33,9 @@ RULES: Final[tuple[Rule, ...]] = (
     *startup_allocations.RULES,
     *nccl.RULES,
     *peaks.RULES,
+    *unplaced.RULES,
     *pools.RULES,
+    *pressure.RULES,
     *trends.RULES,
     *lookalikes.RULES,
     *endings.RULES,

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.facts import Facts, cite, cite_arguments, cite_failure
-from oomwatch.diagnose.frames import Part, find_part, find_stage, telling_frame
-from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, NOTHING, STAGE, Rule, found
-from oomwatch.diagnose.rules.placing import gpu_failure, is_placeless, stage_of
+from oomwatch.diagnose.frames import Part, find_part, telling_frame
+from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, STAGE, Rule, found
+from oomwatch.diagnose.rules.placing import amount_of, gpu_failure, stage_of
 from oomwatch.diagnose.rules.startup_checks import oom_values
 from oomwatch.diagnose.rules.tenants import foreign_bytes
 from oomwatch.engines.versions import release
@@ -31,9 +31,6 @@ _TELLING: Final = ("logprobs", "encoder", "workspace", "speculation", "lora")
 """Parts that are known to need memory which the profile does not measure."""
 _SPREAD_RANK: Final = re.compile(r"(?:EP|DP)[1-9]")
 _SPREAD_FRAME: Final = re.compile(r"deepep|deep_ep|all2all|token_dispatcher")
-_ALLOCATES: Final = re.compile(
-    r"\b(?:empty|zeros|ones|full|new_empty|empty_like|zeros_like|cat|stack|pad|clone|repeat|softmax|contiguous|float)\("
-)
 _LIBRARY: Final = re.compile(r"CUBLAS|CUDNN|cublas|cudnn|Triton Error|NPUWorkspaceAllocator")
 _LOW_KV: Final = 0.6
 
@@ -84,7 +81,7 @@ def runtime_allocation(facts: Facts) -> Finding | None:
         "moe": facts.moe or None,
     }
     evidence = [*cite_failure(failure), *_load_evidence(facts, failure)]
-    amount = _amount(failure)
+    amount = amount_of(failure)
     by_numbers = _by_arithmetic(facts, failure, part)
     if by_numbers is not None:
         cause, confidence, sentence, extra = by_numbers
@@ -112,75 +109,6 @@ def runtime_allocation(facts: Facts) -> Finding | None:
         if failure.frames or facts.said("vllm.dump_output")
         else ("Where in the model it happened: the traceback is not in the log.",),
     )
-
-
-def communicator_buffers(facts: Facts) -> Finding | None:
-    """NCCL found no GPU memory for a buffer while the engine served."""
-    said = facts.said("nccl.oom")
-    hit = facts.failing("nccl.oom")
-    if (said is None and hit is None) or not facts.served or gpu_failure(facts) is not None:
-        return None
-    order = hit[0].order if hit else said.order if said else None
-    return found(
-        facts,
-        "engine_buffers_unprofiled",
-        0.8,
-        "NCCL found no GPU memory for its buffers while the engine served: it takes them late, outside PyTorch's allocator and outside the profile.",
-        cite_failure(hit[0]) if hit else [cite(said.line)] if said else (),
-        strength=NAMED_CHECK,
-        order=order,
-        values={"stage": "serving"},
-    )
-
-
-def cut_traceback(facts: Facts) -> Finding | None:
-    """The engine's step failed, and the line that says with what is not in the input."""
-    cut = next((f for f in reversed(facts.failures) if not f.name and f.frames), None)
-    if cut is None or len(facts.failures) > 1 or find_stage(cut.frames, cut.paths) != "serving":
-        return None
-    allocating = _ALLOCATES.search(cut.code) is not None
-    return found(
-        facts,
-        "irregular_unknown",
-        0.35 if allocating else 0.25,
-        "A step of the engine failed, and the input ends before the line that says with what"
-        + (f"; it stood at an allocation: {cut.code}" if allocating else "."),
-        cite_failure(cut),
-        strength=NOTHING,
-        order=cut.order,
-        values={"stage": "serving", "frame": telling_frame(cut.frames)},
-        unseen=("The exception line at the end of the traceback, and the lines after it.",),
-    )
-
-
-def unplaced_allocation(facts: Facts) -> Finding | None:
-    """Memory was refused, and nothing in the input says whether at start or while serving."""
-    failure = gpu_failure(facts)
-    if failure is None or not is_placeless(facts, failure):
-        return None
-    return found(
-        facts,
-        "irregular_unknown",
-        0.3,
-        f"The GPU refused an allocation ({_amount(failure)}); the input does not say whether the engine was starting or serving.",
-        cite_failure(failure),
-        strength=STAGE,
-        order=failure.order,
-        values=oom_values(failure),
-        unseen=(
-            "The lines before the failure: from the server's start, or at least the whole traceback and the last load lines.",
-        ),
-    )
-
-
-def _amount(failure: Failure) -> str:
-    oom = failure.oom
-    if oom is None:
-        return "the message gives no sizes"
-    parts = [f"{format_bytes(oom.tried_bytes)} asked"]
-    if oom.free_bytes is not None:
-        parts.append(f"{format_bytes(oom.free_bytes)} of {format_bytes(oom.total_bytes)} free")
-    return ", ".join(parts)
 
 
 _Named = tuple[str, float, str]
@@ -479,10 +407,4 @@ def _argument_evidence(facts: Facts, cause: str) -> tuple[Evidence, ...]:
     )
 
 
-RULES: Final[tuple[Rule, ...]] = (
-    sleep_wake,
-    runtime_allocation,
-    communicator_buffers,
-    cut_traceback,
-    unplaced_allocation,
-)
+RULES: Final[tuple[Rule, ...]] = (sleep_wake, runtime_allocation)

@@ -18,7 +18,7 @@ from typing import Final
 from oomwatch.diagnose.events import Failure, LogEvent
 from oomwatch.diagnose.facts import Facts
 from oomwatch.diagnose.frames import Stage, find_stage
-from oomwatch.units import GIB
+from oomwatch.units import GIB, format_bytes
 
 GPU_OOM: Final = (
     "torch.oom",
@@ -33,6 +33,9 @@ GPU_OOM: Final = (
     "npu.oom",
     "xla.oom",
     "vllm.weights_oom",
+    "llama.weights_failed",
+    "llama.kv_failed",
+    "llama.compute_failed",
 )
 """Patterns of a GPU allocation that was refused."""
 _EXPLAINED: Final[dict[str, Stage]] = {
@@ -68,6 +71,9 @@ def stage_of(facts: Facts, failure: Failure) -> Stage:
     for identity, told in _EXPLAINED.items():
         if facts.said(identity) is not None:
             return told
+    warmed = facts.said("tgi.method_failed")
+    if warmed is not None and warmed.fields.get("method") == "Warmup":
+        return "profile"
     # A relay or a sibling whose own frames end in the busy loop says nothing new; one in start-up
     # code does.
     for other in facts.failures:
@@ -85,6 +91,17 @@ def stage_of(facts: Facts, failure: Failure) -> Stage:
     return _by_log(facts, failure)
 
 
+def amount_of(failure: Failure) -> str:
+    """The sizes of the message, for a sentence."""
+    oom = failure.oom
+    if oom is None:
+        return "the message gives no sizes"
+    parts = [f"{format_bytes(oom.tried_bytes)} asked"]
+    if oom.free_bytes is not None:
+        parts.append(f"{format_bytes(oom.free_bytes)} of {format_bytes(oom.total_bytes)} free")
+    return ", ".join(parts)
+
+
 def is_placeless(facts: Facts, failure: Failure) -> bool:
     """Whether nothing says if the engine started or served: no telling frame, and no line of a start."""
     run = facts.run
@@ -94,6 +111,15 @@ def is_placeless(facts: Facts, failure: Failure) -> bool:
         return False
     kinds = {event.pattern.kind for event in run.events} if run else set()
     return not kinds & {"identity", "stage", "capacity"} and not facts.engine.command
+
+
+def is_placed(facts: Facts, failure: Failure) -> bool:
+    """Whether a frame or a line of the start tells the stage, so that it is no guess."""
+    run = facts.run
+    if any(find_stage(f.frames, f.paths) is not None for f in (failure, *facts.failures)):
+        return True
+    kinds = {event.pattern.kind for event in run.events} if run else set()
+    return bool(kinds & {"identity", "stage", "capacity"})
 
 
 def _refined(facts: Facts, failure: Failure, stage: Stage | None) -> Stage:
@@ -127,7 +153,9 @@ def _is_bare(frame: str) -> bool:
 def _by_log(facts: Facts, failure: Failure) -> Stage:
     """The stage by the lines before the failure."""
     run = facts.run
-    if run is None or run.stage in ("init", "load"):
+    if run is None or not is_placed(facts, failure):
+        return _by_size(failure)
+    if run.stage in ("init", "load"):
         return "load"
     before = [e for e in run.events if _precedes(e, failure)]
     if facts.engine.engine == "sglang":
@@ -141,6 +169,16 @@ def _by_log(facts: Facts, failure: Failure) -> Stage:
             return "sampler" if facts.argument("--enforce-eager") else "capture"
         return "kv"
     return "capture" if run.stage == "capture" else "sampler"
+
+
+def _by_size(failure: Failure) -> Stage:
+    """The likeliest stage where nothing tells it: graphs have private pools, activations come in GiB."""
+    oom = failure.oom
+    if oom is not None and oom.private_bytes:
+        return "capture"
+    if oom is not None and (oom.tried_bytes or 0) >= 1.5 * GIB:
+        return "profile"
+    return "load"
 
 
 def _precedes(event: LogEvent, failure: Failure) -> bool:
