@@ -263,7 +263,8 @@ class StoreWriter:
                 future.set_result(work(connection))
             except SQLAlchemyError as error:
                 future.set_exception(StoreError(_line(error)))
-                raise
+                if is_corrupt(error):  # any other trouble of the store shows at the next write
+                    raise
             except Exception as error:  # noqa: BLE001 - it is the caller's, who gets it
                 future.set_exception(error)
             finally:
