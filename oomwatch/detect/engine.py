@@ -67,12 +67,22 @@ class EngineWatch:
         """The last known use of the pool; 0 if none is known."""
         return self._usage[-1][1] if self._usage else 0.0
 
-    @property
-    def healthy(self) -> bool:
-        """Whether no condition holds."""
-        return not any(
-            s.on for s in (*self._saturation, *self._preemption, self._stuck, self._still)
-        )
+    def held(self, now: float) -> set[str]:
+        """Families of incidents whose condition holds, or comes and goes too often to be over."""
+        families = {
+            "kv_pressure": (*self._saturation, *self._preemption),
+            "stuck_request": (self._stuck,),
+            "zombie": (self._still,),
+        }
+        rules = self._rules
+        return {
+            name
+            for name, switches in families.items()
+            if any(
+                s.on or s.flaps(now, rules.flap_window_seconds) >= rules.flap_count
+                for s in switches
+            )
+        }
 
     def feed(self, sample: EngineSample, now: float) -> list[Trigger]:
         """Take a reading at monotonic time `now`; what it set off."""
@@ -94,7 +104,12 @@ class EngineWatch:
             return None
         begin = self._usage[-1][0] - self._forecasts.window_seconds
         window = [point for point in self._usage if point[0] >= begin]
-        ahead = forecast(window, 1.0, least_seconds=_FORECAST_LEAST_SECONDS)
+        ahead = forecast(
+            window,
+            1.0,
+            least_seconds=_FORECAST_LEAST_SECONDS,
+            confidence=self._forecasts.confidence_ratio,
+        )
         if ahead is None or ahead.eta_seconds > self._forecasts.kv_horizon_seconds:
             return None
         text = (
@@ -136,7 +151,7 @@ class EngineWatch:
             kv_usage_ratio=usage,
             running=sample.running,
             waiting=sample.waiting,
-            flaps=switch.flaps(now),
+            flaps=switch.flaps(now, self._rules.flap_window_seconds),
         )
 
     def _preempting(self, sample: EngineSample, now: float) -> Trigger | None:
@@ -150,7 +165,7 @@ class EngineWatch:
             text,
             level=switch.level.name,
             preemptions_per_minute=self.preemptions_per_minute,
-            flaps=switch.flaps(now),
+            flaps=switch.flaps(now, self._rules.flap_window_seconds),
         )
 
     def _never_fits(self, sample: EngineSample, now: float) -> Trigger | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,7 +19,6 @@ Point = tuple[float, float]
 
 _SPANS: Final = 40
 _LEAST_SPANS: Final = 8
-_Z: Final = 1.96
 _FLATTENED: Final = 0.5
 """Share of the whole slope that the later part must still have."""
 _FALL: Final = 0.4
@@ -40,24 +40,28 @@ class Forecast:
     seen_seconds: float
 
 
-def forecast(points: Sequence[Point], limit: float, *, least_seconds: float) -> Forecast | None:
+def forecast(
+    points: Sequence[Point], limit: float, *, least_seconds: float, confidence: float = 0.95
+) -> Forecast | None:
     """When the values reach `limit`; None without a trend that lasted `least_seconds`.
 
-    `points` are (seconds, value) in order of time; values rise towards the limit.
+    `points` are (seconds, value) in order of time; values rise towards the limit. The band of the
+    slope holds the true one with this `confidence`; a band that reaches zero is no trend.
     """
     if len(points) < _LEAST_SPANS or points[-1][1] >= limit:
         return None
+    z = statistics.NormalDist().inv_cdf(0.5 + min(max(confidence, 0.5), 0.999) / 2)
     peaks, ramp = _teeth(_tops(points))
-    climbing = _extend(peaks, limit, least_seconds, least_points=4)
+    climbing = _extend(peaks, limit, least_seconds, z, least_points=4)
     if climbing is not None:
         return climbing
     if peaks and points[-1][1] <= max(value for _, value in peaks):
         return None  # no more than the load has done before
-    return _extend(ramp, limit, least_seconds, least_points=_LEAST_SPANS)
+    return _extend(ramp, limit, least_seconds, z, least_points=_LEAST_SPANS)
 
 
 def _extend(
-    basis: Sequence[Point], limit: float, least_seconds: float, *, least_points: int
+    basis: Sequence[Point], limit: float, least_seconds: float, z: float, *, least_points: int
 ) -> Forecast | None:
     """Extend the trend of these points to the limit, if they have one."""
     if len(basis) < least_points:
@@ -65,7 +69,7 @@ def _extend(
     seen = basis[-1][0] - basis[0][0]
     if seen < least_seconds:
         return None
-    slope, low, high = _slopes(basis)
+    slope, low, high = _slopes(basis, z)
     if low <= 0 or _late_slope(basis) < _FLATTENED * slope:
         return None
     left = limit - basis[-1][1]
@@ -117,16 +121,16 @@ def _teeth(tops: Sequence[Point]) -> tuple[list[Point], list[Point]]:
     return peaks, list(tops[bottom if falling else start :])
 
 
-def _slopes(points: Sequence[Point]) -> tuple[float, float, float]:
-    """The median pairwise slope with its 95 % rank interval."""
+def _slopes(points: Sequence[Point], z: float) -> tuple[float, float, float]:
+    """The median pairwise slope with its rank interval of `z` standard deviations."""
     slopes = sorted(
         (b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.combinations(points, 2) if b[0] > a[0]
     )
     count, n = len(slopes), len(points)
-    spread = _Z * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    spread = z * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     low = max(0, math.floor((count - spread) / 2))
     high = min(count - 1, math.ceil((count + spread) / 2))
-    return _median(slopes), slopes[low], slopes[high]
+    return statistics.median(slopes), slopes[low], slopes[high]
 
 
 def _late_slope(points: Sequence[Point]) -> float:
@@ -134,11 +138,4 @@ def _late_slope(points: Sequence[Point]) -> float:
     slopes = sorted(
         (b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.combinations(late, 2) if b[0] > a[0]
     )
-    return _median(slopes) if slopes else 0.0
-
-
-def _median(ordered: Sequence[float]) -> float:
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return (ordered[middle - 1] + ordered[middle]) / 2
+    return statistics.median(slopes) if slopes else 0.0

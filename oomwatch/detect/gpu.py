@@ -40,6 +40,23 @@ class GpuWatch:
         """An engine starts or has ended here: what was seen before is no trend."""
         self._free.clear()
 
+    def held(self, now: float) -> set[str]:
+        """Families of incidents whose condition holds, or comes and goes too often to be over."""
+        rules = self._rules
+        growing = [switch for switch, _ in self._neighbours.values()]
+        families = {
+            "gpu_memory": [*self._headroom, *growing],
+            "orphan": [*self._orphans.values()],
+        }
+        return {
+            name
+            for name, switches in families.items()
+            if any(
+                s.on or s.flaps(now, rules.flap_window_seconds) >= rules.flap_count
+                for s in switches
+            )
+        }
+
     def lasts_seconds(self) -> float | None:
         """For how long the headroom lasts at the pace of the last readings; None: for ever."""
         if len(self._free) < 2:
@@ -89,7 +106,12 @@ class GpuWatch:
         total = self._total_bytes or max(value for _, value in self._free)
         begin = self._free[-1][0] - self._forecasts.window_seconds
         used = [(when, total - value) for when, value in self._free if when >= begin]
-        ahead = forecast(used, total - _LEAST_HEADROOM, least_seconds=_FORECAST_LEAST_SECONDS)
+        ahead = forecast(
+            used,
+            total - _LEAST_HEADROOM,
+            least_seconds=_FORECAST_LEAST_SECONDS,
+            confidence=self._forecasts.confidence_ratio,
+        )
         if ahead is None or ahead.eta_seconds > self._forecasts.gpu_horizon_seconds:
             return None
         text = (

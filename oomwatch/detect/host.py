@@ -22,6 +22,7 @@ class HostWatch:
     """Memory of the host, and the kill counters of the watched cgroups."""
 
     def __init__(self, rules: DetectConfig, forecasts: ForecastConfig) -> None:
+        self._rules = rules
         self._forecasts = forecasts
         room = rules.host_headroom
         self._headroom = [
@@ -31,6 +32,15 @@ class HostWatch:
         self._available: collections.deque[Point] = collections.deque(maxlen=_POINTS)
         self._total_bytes: int | None = None
         self._kills: dict[str, int] = {}
+
+    def held(self, now: float) -> set[str]:
+        """Families of incidents whose condition holds, or comes and goes too often to be over."""
+        rules = self._rules
+        held = any(
+            s.on or s.flaps(now, rules.flap_window_seconds) >= rules.flap_count
+            for s in self._headroom
+        )
+        return {"host_memory"} if held else set()
 
     def feed(self, sample: HostSample, now: float) -> list[Trigger]:
         """Take a reading at monotonic time `now`."""
@@ -72,7 +82,12 @@ class HostWatch:
             return None
         begin = self._available[-1][0] - self._forecasts.window_seconds
         used = [(when, total - value) for when, value in self._available if when >= begin]
-        ahead = forecast(used, total * (1 - _RESERVE_RATIO), least_seconds=_LEAST_SECONDS)
+        ahead = forecast(
+            used,
+            total * (1 - _RESERVE_RATIO),
+            least_seconds=_LEAST_SECONDS,
+            confidence=self._forecasts.confidence_ratio,
+        )
         if ahead is None or ahead.eta_seconds > self._forecasts.host_horizon_seconds:
             return None
         text = (

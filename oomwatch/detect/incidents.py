@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from oomwatch.config.schema import IncidentsConfig
 from oomwatch.records import StoredIncident, Trigger, TriggerKind
 
-WINDOW_BEFORE_SECONDS: Final = 600.0
-WINDOW_AFTER_SECONDS: Final = 120.0
-HEALTHY_SECONDS: Final = 30.0
-"""An engine that serves for so long is healthy again."""
-CALM_SECONDS: Final = 120.0
-"""Pressure that was not seen for so long is over."""
 _WITNESS_SECONDS: Final = 60.0
 """Witnesses of one event on other sources (the kernel, other ranks) speak within this time."""
 _MAX_TRIGGERS: Final = 64
@@ -50,8 +45,11 @@ FAMILY: Final[Mapping[TriggerKind, str]] = {
 class IncidentBook:
     """The incidents that are open, and those closed a moment ago."""
 
-    def __init__(self, host: str, known: Iterable[StoredIncident] = ()) -> None:
+    def __init__(
+        self, host: str, settings: IncidentsConfig, known: Iterable[StoredIncident] = ()
+    ) -> None:
         self._host = host
+        self._settings = settings
         self._incidents: dict[str, StoredIncident] = {i.id: i for i in known}
 
     @property
@@ -60,6 +58,10 @@ class IncidentBook:
         return sorted(
             (i for i in self._incidents.values() if i.state == "open"), key=lambda i: i.opened_at
         )
+
+    def get(self, incident_id: str) -> StoredIncident | None:
+        """An incident that is open or was closed lately."""
+        return self._incidents.get(incident_id)
 
     def take(self, trigger: Trigger) -> StoredIncident | None:
         """Open an incident or add to the one this belongs to; None where it is known already."""
@@ -81,7 +83,9 @@ class IncidentBook:
                 incident,
                 triggers=triggers,
                 engine_id=incident.engine_id or trigger.engine_id,
-                window_to=max(incident.window_to or 0.0, trigger.at + WINDOW_AFTER_SECONDS),
+                window_to=max(
+                    incident.window_to or 0.0, trigger.at + self._settings.window_after_seconds
+                ),
             )
         )
 
@@ -91,33 +95,32 @@ class IncidentBook:
 
     def served(self, engine_id: str, since: float, at: float) -> list[StoredIncident]:
         """The engine has served since then: failures of before are over. What was closed."""
-        if at - since < HEALTHY_SECONDS:
+        if at - since < self._settings.close_after_seconds:
             return []
         return [
             self._close(incident, at)
             for incident in self.open
             if incident.engine_id == engine_id
             and incident.opened_at < since
-            and _family(incident) in {"failure", "zombie", "stuck_request", "orphan"}
+            and family(incident) in {"failure", "zombie", "stuck_request", "orphan"}
             and all(trigger.at < since for trigger in incident.triggers)
         ]
 
-    def calm(self, at: float, pressed: Iterable[str]) -> list[StoredIncident]:
-        """Close pressure that is over; `pressed` are ids of engines where some condition holds."""
-        held = set(pressed)
+    def calm(self, at: float, is_held: Callable[[StoredIncident], bool]) -> list[StoredIncident]:
+        """Close pressure that is over; `is_held` says whether its condition still holds."""
         return [
             self._close(incident, at)
             for incident in self.open
-            if _family(incident) != "failure"
-            and (incident.engine_id is None or incident.engine_id not in held)
-            and at - max(t.at for t in incident.triggers) > CALM_SECONDS
+            if family(incident) != "failure"
+            and at - max(t.at for t in incident.triggers) > self._settings.close_after_seconds
+            and not is_held(incident)
         ]
 
     # ---------------------------------------------------------------- which is which
     def _match(self, trigger: Trigger) -> StoredIncident | None:
-        family = FAMILY[trigger.kind]
+        kind = FAMILY[trigger.kind]
         for incident in reversed(self.open):
-            if _family(incident) != family:
+            if family(incident) != kind:
                 continue
             same_engine = incident.engine_id == trigger.engine_id
             same_gpu = trigger.gpu is None or trigger.gpu in {t.gpu for t in incident.triggers}
@@ -125,14 +128,14 @@ class IncidentBook:
                 return incident
             near = abs(trigger.at - incident.opened_at) <= _WITNESS_SECONDS
             unnamed = incident.engine_id is None or trigger.engine_id is None
-            if family == "failure" and near and unnamed:
+            if kind == "failure" and near and unnamed:
                 return incident
         return None
 
     def _new(self, trigger: Trigger) -> StoredIncident:
-        family = FAMILY[trigger.kind]
+        kind = FAMILY[trigger.kind]
         subject = trigger.engine_id or (f"gpu{trigger.gpu}" if trigger.gpu is not None else "host")
-        fingerprint = f"{subject}/{family}"
+        fingerprint = f"{subject}/{kind}"
         place = trigger.evidence[0].where if trigger.evidence else ""
         key = f"{self._host}|{fingerprint}|{trigger.at:.3f}|{place}"
         return StoredIncident(
@@ -143,8 +146,8 @@ class IncidentBook:
             engine_id=trigger.engine_id,
             host=self._host,
             triggers=(trigger,),
-            window_from=trigger.at - WINDOW_BEFORE_SECONDS,
-            window_to=trigger.at + WINDOW_AFTER_SECONDS,
+            window_from=trigger.at - self._settings.window_before_seconds,
+            window_to=trigger.at + self._settings.window_after_seconds,
         )
 
     def _close(self, incident: StoredIncident, at: float) -> StoredIncident:
@@ -159,7 +162,8 @@ class IncidentBook:
         return incident
 
 
-def _family(incident: StoredIncident) -> str:
+def family(incident: StoredIncident) -> str:
+    """The kind of event an incident is, a value of `FAMILY`."""
     return incident.fingerprint.rpartition("/")[2]
 
 

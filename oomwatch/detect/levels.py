@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Final, Literal
+from typing import Literal
 
 Change = Literal["entered", "left"]
-_FLAP_SECONDS: Final = 600.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,6 +59,6 @@ class Switch:
         self._entries.append(now)
         return "entered"
 
-    def flaps(self, now: float) -> int:
-        """Times it was entered within the last ten minutes."""
-        return sum(1 for at in self._entries if now - at <= _FLAP_SECONDS)
+    def flaps(self, now: float, seconds: float) -> int:
+        """Times it was entered within the last `seconds`."""
+        return sum(1 for at in self._entries if now - at <= seconds)
