@@ -181,7 +181,7 @@ def signal_of(status: int | None) -> int | None:
 # ---------------------------------------------------------------- services
 def find_units(systemd_root: str, denied: list[str]) -> list[EndedEngine]:
     """Services whose command is an engine's and which do not run now; none without systemd."""
-    if not Path(systemd_root).is_dir() or not shutil.which("systemctl"):
+    if not os.access(systemd_root, os.F_OK) or not shutil.which("systemctl"):
         return []
     try:
         text = ask_child(
@@ -234,7 +234,11 @@ def _from_properties(block: str) -> EndedEngine | None:
 def find_copies(folder: str) -> list[EndedEngine]:
     """Outputs that `oomwatch run` kept, of this user only: others' files could say anything."""
     found = []
-    for path in Path(folder).glob(f"{COPY_PREFIX}*.log"):
+    try:
+        paths = sorted(Path(folder).glob(f"{COPY_PREFIX}*.log"))
+    except OSError:  # may not be read
+        return []
+    for path in paths:
         try:
             status = path.lstat()
         except OSError:
