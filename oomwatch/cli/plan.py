@@ -33,23 +33,59 @@ _BYTES_PER_GIB: Final = 2**30
 
 
 @click.command("plan", context_settings={"allow_interspersed_args": False}, epilog=EXAMPLES)
-@click.option("--model-config", metavar="PATH", help="A config.json, or the model's folder.")
-@click.option("--gpu", metavar="NAME", help="The card: h100-80gb, l40s, … or its NVML name.")
-@click.option("--gpu-count", type=click.IntRange(1, 65536), help="GPUs that are there.")
 @click.option(
-    "--gpu-total-gib", type=click.FloatRange(0.5, 8192), help="What CUDA calls its total memory."
+    "--model-config",
+    metavar="PATH",
+    help="A config.json, or the model's folder; popular models are known by name.",
+)
+@click.option(
+    "--gpu", metavar="NAME", help="The card: h100-80gb, l40s, … or as NVML names it [this host's]."
+)
+@click.option(
+    "--gpu-count",
+    type=click.IntRange(1, 65536),
+    metavar="N",
+    help="GPUs that are there: for --goal, and to refuse commands that need more.",
+)
+@click.option(
+    "--gpu-total-gib",
+    type=click.FloatRange(0.5, 8192),
+    metavar="GIB",
+    help="What CUDA calls the card's total memory, where it is known better.",
 )
 @click.option(
     "--available-kv-gib",
     type=click.FloatRange(-8192, 8192),
-    help="Available KV cache memory that a log printed.",
+    metavar="GIB",
+    help="The log's 'Available KV cache memory': makes tokens and requests exact.",
 )
-@click.option("--weights-gib", type=click.FloatRange(0, 8192), help="Weights that a log printed.")
-@click.option("--engine-version", metavar="V", help="Version of vLLM or SGLang.")
-@click.option("--pid", type=click.IntRange(1), help="Plan for the engine of this process.")
+@click.option(
+    "--weights-gib",
+    type=click.FloatRange(0, 8192),
+    metavar="GIB",
+    help="The log's 'Model loading took'.",
+)
+@click.option(
+    "--engine-version", metavar="V", help="Version of vLLM or SGLang [the newest that is known]."
+)
+@click.option(
+    "--pid",
+    type=click.IntRange(1),
+    metavar="PID",
+    help="Plan for the engine of this process, from its command and log.",
+)
 @click.option("--hub", is_flag=True, help="Fetch config.json from the model hub if it is not here.")
-@click.option("--goal", metavar="GOAL", help="concurrency=N, concurrency=max or context=max.")
-@click.option("--context", type=click.IntRange(1), help="Tokens per request, for --goal.")
+@click.option(
+    "--goal",
+    metavar="GOAL",
+    help="What the flags should reach: concurrency=N, concurrency=max or context=max.",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(1),
+    metavar="TOKENS",
+    help="Tokens of one request, for --goal concurrency.",
+)
 @click.option(
     "--format",
     "form",
@@ -69,7 +105,10 @@ _BYTES_PER_GIB: Final = 2**30
 @click.argument("server", nargs=-1, type=click.UNPROCESSED, metavar="-- SERVER COMMAND")
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
-    """Say whether a server start fits, what it holds, and what each flag would change."""
+    """Say whether a server start fits, what it holds, and what each flag would change.
+
+    Write the command after -- as you would run it. Nothing is started and nothing is fetched.
+    """
     try:
         run(options)
     except OomwatchError as error:
@@ -91,9 +130,10 @@ def run(options: dict[str, Any]) -> None:
         raise UsageError(
             "no server command: write it after --, as in `oomwatch plan --gpu l40s -- vllm serve M`"
         )
-    parsed = parse_command(words, version=options["engine_version"])
+    parsed = parse_command(words, version=_version(options["engine_version"]))
     if parsed.engine not in ("vllm", "sglang"):
-        raise UsageError("the command starts neither vLLM nor SGLang; plan knows these two")
+        what = f"starts {parsed.engine}" if parsed.engine else "starts no server that plan knows"
+        raise UsageError(f"the command {what}; the memory of vLLM and SGLang is modelled")
     found = _find_model(options, parsed)
     given = _build_input(options, parsed, found, seen)
     now = planner.plan(given)
@@ -110,6 +150,47 @@ def run(options: dict[str, Any]) -> None:
 
 
 # --------------------------------------------------------------------------------------- inputs
+def _version(given: str | None) -> str | None:
+    from oomwatch.engines.versions import release
+
+    if given is not None and release(given) is None:
+        raise UsageError(f"--engine-version {given[:40]} is no version; write it as in 0.11.0")
+    return given
+
+
+def _own_flags(given: PlanInput, parsed: ServerCommand) -> list[str]:
+    """What is wrong with the command's own flags, whatever fits."""
+    from oomwatch.records import EngineFacts
+    from oomwatch.remedies.advice import wrong_flags
+
+    facts = EngineFacts(
+        id="plan",
+        engine=given.engine,
+        version=given.version,
+        fork=parsed.fork,
+        arguments=given.arguments,
+        env=given.env,
+    )
+    return list(dict.fromkeys((*parsed.problems[:5], *wrong_flags(facts))))
+
+
+def _refused_flag(given: PlanInput) -> str | None:
+    """Why the release refuses one of the command's flags; None where it takes them all."""
+    from oomwatch.engines.flags import check_flag
+    from oomwatch.engines.versions import outside
+
+    if outside(given.engine, given.version) is not None:
+        return None
+    for flag, value in given.arguments.items():
+        if not flag.startswith("--") or isinstance(value, list | dict):
+            continue
+        typed = "--no-" + flag[2:] if value is False else flag
+        reason = check_flag(given.engine, given.version, typed, True if value is False else value)
+        if reason is not None:
+            return reason
+    return None
+
+
 def _find_model(options: dict[str, Any], parsed: ServerCommand) -> Found:
     from oomwatch.memory.config_source import load_model
 
@@ -221,6 +302,7 @@ def _print_json(given: PlanInput, now: Plan, answer: Answer | None, parsed: Serv
     from oomwatch.memory import report, what_if
 
     data = report.plan_json(given, now, what_if.what_if(given, now), parsed.model)
+    data["advice"] = _own_flags(given, parsed)
     if answer is not None:
         data["goal"] = report.answer_json(answer)
     click.echo(json.dumps(data))
@@ -250,7 +332,7 @@ def _print_text(
     )
     from oomwatch.report.sanitize import clean
 
-    for problem in parsed.problems[:5]:
+    for problem in _own_flags(given, parsed):
         click.echo(f"oomwatch: {clean(problem, 300)}", err=True)
     text.print_plan(
         console,
@@ -278,6 +360,14 @@ def _configuration(
             f"this would not start ({chosen.refusal}): {chosen.refusal_text}; "
             "add --goal concurrency=1 for flags that do"
         )
+    if answer is not None and not answer.reached:
+        raise UsageError(
+            f"the goal is out of reach here: {chosen.max_concurrency:.4g} requests of "
+            f"{chosen.settings.max_model_len} tokens at most (--goal concurrency=max)"
+        )
+    refused = _refused_flag(given)
+    if refused is not None:
+        raise UsageError(f"this would not start: {refused}")
     line = rebuild(parsed, answer.set if answer is not None else {})
     if not line.isprintable():
         raise UsageError("the server command holds control characters; write it on one line")

@@ -208,6 +208,7 @@ def _weights(
         quantization_flag=settings.quantization,
         stage=stage,
         draft_layers=settings.draft_weight_layers,
+        draft_head=settings.draft_head,
         lora_slots=settings.lora_slots,
         lora_rank=settings.lora_rank,
     )
@@ -220,7 +221,8 @@ def _weights(
         relative = 0.08
     if model.unknown or not quant.known:
         relative = 0.2
-    return Term.around(size, relative, 0.05 * GIB)
+    draft = 0.3 * GIB if settings.draft_head else 0.0
+    return Term.around(size, relative, 0.05 * GIB + draft)
 
 
 def _scaled_to_files(model: ModelConfig, size: int, checkpoint: int) -> Term:

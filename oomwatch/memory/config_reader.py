@@ -102,6 +102,8 @@ class Reader:
                 raise UsageError(
                     f"the model config has no usable {names[0]}; give a config.json of a text model"
                 )
+            if value is not None:
+                self.unknown.append(f"{names[0]} ({default} taken)")
             return default
         return max(1, int(value))
 

@@ -29,8 +29,14 @@ _QUANTIZED: Final = (
         re.compile(r"[-_](?:fp8(?:[-_]dynamic)?)$"),
         {"quant_method": "fp8", "weight_block_size": [128, 128]},
     ),
-    (re.compile(r"[-_]awq(?:[-_]int4)?$"), {"quant_method": "awq", "bits": 4, "group_size": 128}),
-    (re.compile(r"[-_]gptq(?:[-_]int4)?$"), {"quant_method": "gptq", "bits": 4, "group_size": 128}),
+    (
+        re.compile(r"[-_]awq(?:[-_](?:int4|4bit))?$"),
+        {"quant_method": "awq", "bits": 4, "group_size": 128},
+    ),
+    (
+        re.compile(r"[-_]gptq(?:[-_](?:int4|4bit))?$"),
+        {"quant_method": "gptq", "bits": 4, "group_size": 128},
+    ),
     (re.compile(r"[-_]gptq[-_]int8$"), {"quant_method": "gptq", "bits": 8, "group_size": 128}),
 )
 _DTYPE_BYTES: Final = {
@@ -68,7 +74,7 @@ def load_model(path: str | None, name: str | None, *, hub: bool = False) -> Foun
     if not name:
         raise UsageError("no model: name it in the server command, or give --model-config PATH")
     here = Path(name).expanduser()
-    if here.exists() and (here.is_dir() or here.suffix == ".json"):
+    if os.access(here, os.F_OK) and (here.is_dir() or here.suffix == ".json"):
         return _from_path(here)
     cached = _in_cache(name)
     if cached is not None:
@@ -85,7 +91,11 @@ def load_model(path: str | None, name: str | None, *, hub: bool = False) -> Foun
 
 
 def _from_path(path: Path) -> Found:
-    if path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or 'cannot be read'}") from error
+    if is_folder:
         file = next(
             (path / n for n in ("config.json", "params.json") if (path / n).is_file()), None
         )
@@ -103,6 +113,8 @@ def _from_path(path: Path) -> Found:
 
 def _read_json(file: Path) -> Mapping[str, Any]:
     try:
+        if file.exists() and not file.is_file():
+            raise UsageError(f"{file} is not a regular file")
         if file.stat().st_size > _MAX_JSON_BYTES:
             raise UsageError(f"{file} is too large for a model configuration")
         loaded = json.loads(file.read_text(encoding="utf-8"))

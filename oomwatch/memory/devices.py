@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 from typing import Final, Literal
 
@@ -85,8 +86,12 @@ def find_device(name: str) -> Device:
     # Laptop cards share a name with cards of another size.
     base = None if "laptop" in text else _closest(text[: mig.start()] if mig else text)
     if base is None:
-        known = ", ".join(sorted(card.short for card in CARDS))
-        raise UsageError(f"unknown GPU {name!r}; give --gpu-total-gib with one of: {known}")
+        names = [card.short for card in CARDS]
+        near = difflib.get_close_matches(text, names, 4, 0.4) or ["h100-80gb", "l40s", "rtx-4090"]
+        raise UsageError(
+            f"unknown GPU {name[:60]!r}; write a name such as {', '.join(near)}, "
+            "or give its memory with --gpu-total-gib"
+        )
     if mig is None:
         return base
     share = MIG_SLICES.get(mig[1])

@@ -32,7 +32,9 @@ class Numbers:
     def integer(self, flag: str, otherwise: int) -> int:
         """A whole number, at least 1 unless 0 is the default."""
         number = self.optional(flag)
-        return otherwise if number is None else max(number, 1 if otherwise else 0)
+        if number == 0 and otherwise:
+            raise UsageError(f"{flag} 0 does not start: it must be at least 1")
+        return otherwise if number is None else number
 
     def ranks(self, flag: str) -> int:
         """A number of ranks; more than any cluster has is a typing mistake."""
@@ -50,6 +52,13 @@ class Numbers:
         if number is None or not 0 <= number < 2**62:
             raise UsageError(f"{flag} {value} is not a usable number")
         return float(number)
+
+    def share(self, flag: str, otherwise: float) -> float:
+        """A share of the card: above 0, at most 1."""
+        number = self.number(flag, otherwise)
+        if not 0 < number <= 1:
+            raise UsageError(f"{flag} {number:g} is not between 0 and 1")
+        return number
 
 
 def length_of(given: Any, model: ModelConfig) -> int:
@@ -83,7 +92,17 @@ def dtype_of(value: Any) -> int | None:
     return DTYPE_BYTES.get(str(value)) if value not in (None, "auto") else None
 
 
-def size_of(value: Any) -> int | None:
+def count_of(value: Any) -> int:
+    """A small count inside a JSON value; 0 for anything that is none."""
+    number = flags.as_number(value)
+    return int(number) if number is not None and 0 < number < 1e6 else 0
+
+
+def size_of(flag: str, value: Any) -> int | None:
     """A size in bytes; None where none is given."""
     number = flags.as_number(value)
-    return int(number) if number is not None and number > 0 else None
+    if value is None:
+        return None
+    if number is None or not 0 < number < 2**62:
+        raise UsageError(f"{flag} {value} is not a usable size in bytes")
+    return int(number)

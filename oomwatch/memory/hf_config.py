@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from oomwatch.errors import UsageError
 from oomwatch.memory.config_reader import Reader
 from oomwatch.memory.model_config import (
     DTYPE_BYTES,
@@ -77,7 +78,9 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         raw = _from_whisper(raw)
     read = Reader(raw)
     hidden = read.size("hidden_size", "d_model", "n_embd")
-    count = min(read.size("num_hidden_layers", "n_layer", "num_layers"), _MOST_LAYERS)
+    count = read.size("num_hidden_layers", "n_layer", "num_layers")
+    if count > _MOST_LAYERS:
+        raise UsageError(f"the model config has {count} layers, more than any model")
     heads = read.number("num_attention_heads", "n_head")
     if read.model_type not in KNOWN_TYPES:
         read.unknown.append(f"model type {read.model_type or '(none)'}: taken as a plain decoder")
@@ -308,7 +311,8 @@ def _delta_attention(read: Reader) -> Recurrent:
 
 
 def _mlp(read: Reader, index: int) -> Mlp:
-    intermediate = read.size("intermediate_size", "n_inner", "ffn_hidden_size", default=1)
+    names = ("intermediate_size", "n_inner", "ffn_hidden_size")
+    intermediate = read.size(*names, default=1)
     experts = read.number("n_routed_experts", "num_local_experts", "num_experts")
     if read.model_type == "granitemoehybrid":
         return Mlp(
@@ -318,6 +322,9 @@ def _mlp(read: Reader, index: int) -> Mlp:
             active_experts=read.number("num_experts_per_tok"),
         )
     if not experts or not _is_sparse(read, index):
+        if read.get(*names, "intermediate_size_mlp") is None:
+            intermediate = 4 * read.size("hidden_size", "d_model", "n_embd")
+            read.unknown.append("width of the MLP (4 times the hidden size taken)")
         gated = read.get("mlp_gated", default=read.model_type != "starcoder2")
         return Mlp(
             dense=read.size("intermediate_size_mlp", default=intermediate), gated=bool(gated)

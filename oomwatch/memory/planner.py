@@ -11,11 +11,12 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from oomwatch.engines.versions import outside
 from oomwatch.memory.budget import Budget, Known, Term, divide
 from oomwatch.memory.devices import Device
 from oomwatch.memory.kv_cache import KvLayout, build_layout
 from oomwatch.memory.kv_formats import find_format, unsupported
-from oomwatch.memory.model_config import Attention, ModelConfig
+from oomwatch.memory.model_config import Attention, ModelConfig, Recurrent
 from oomwatch.memory.settings import NEWEST, Settings, resolve
 from oomwatch.units import GIB
 
@@ -216,6 +217,9 @@ def _refusal(
     ranks = settings.tensor_parallel * settings.pipeline_parallel
     if given.gpu_count is not None and ranks > given.gpu_count:
         return "wrong_device", f"it asks for {ranks} GPUs and {given.gpu_count} are there"
+    unsplit = _unsplit(given.model, settings)
+    if unsplit is not None:
+        return "config_error", unsplit
     if given.known.kv_available_bytes is None and weights > budget.total_bytes:
         return (
             "weights_dont_fit",
@@ -256,6 +260,22 @@ def _refusal(
     return None, None
 
 
+def _unsplit(model: ModelConfig, settings: Settings) -> str | None:
+    """Why the engine cannot split the model so; None where it can."""
+    stages, ranks = settings.pipeline_parallel, settings.attention_ranks
+    if stages > len(model.layers):
+        return f"{len(model.layers)} layers do not fill {stages} pipeline stages"
+    for layer in model.layers:
+        mixer = layer.mixer
+        if isinstance(mixer, Recurrent):
+            continue
+        if mixer.heads % ranks:
+            return f"{mixer.heads} attention heads do not divide by {ranks} GPUs"
+        if isinstance(mixer, Attention) and mixer.kv_heads % ranks and ranks % mixer.kv_heads:
+            return f"{mixer.kv_heads} KV heads and {ranks} GPUs do not divide each other"
+    return None
+
+
 def _assumptions(
     model: ModelConfig, given: PlanInput, settings: Settings, layout: KvLayout
 ) -> tuple[str, ...]:
@@ -271,6 +291,14 @@ def _assumptions(
             "this release holds the layers of all pipeline stages against the memory of one GPU "
             "and refuses too much; 0.16.0 mended it"
         )
+    if settings.max_model_len > given.model.max_model_len and not given.model.unknown:
+        found.append(
+            f"{settings.max_model_len} tokens are more than the model's own "
+            f"{given.model.max_model_len}: the engine refuses that unless it is told otherwise"
+        )
+    beyond = outside(settings.engine, given.version) if given.version else None
+    if beyond and settings.version != NEWEST:
+        found.append(f"{beyond}: the nearest release's rules are taken")
     if settings.version == NEWEST:
         found.append("engine version unknown: newest rules taken (--engine-version)")
     if not given.device.measured and given.known.kv_available_bytes is None:

@@ -10,9 +10,17 @@ from oomwatch.engines import flags
 from oomwatch.engines.versions import Release, release
 from oomwatch.engines.vllm import flags as vllm_flags
 from oomwatch.errors import UsageError
-from oomwatch.memory.data.kv_formats import KvFormat
+from oomwatch.memory.data.kv_formats import UNSIZED_FORMATS, KvFormat
 from oomwatch.memory.devices import Device
-from oomwatch.memory.flag_values import Numbers, dtype_of, json_of, length_of, size_of, text_of
+from oomwatch.memory.flag_values import (
+    Numbers,
+    count_of,
+    dtype_of,
+    json_of,
+    length_of,
+    size_of,
+    text_of,
+)
 from oomwatch.memory.kv_formats import find_format, unsupported
 from oomwatch.memory.model_config import ModelConfig
 from oomwatch.memory.quantization import quantization_of
@@ -57,6 +65,8 @@ class Settings:
     """Layers of the draft that keep a cache."""
     draft_weight_layers: int = 0
     """Multi-token prediction layers whose weights are loaded as well."""
+    draft_head: Literal["eagle", "eagle3"] | None = None
+    """A separate draft of one layer, of the target's own sizes."""
     latent_cache: bool = True
     """MLA keeps its latent; before 0.7.1, or switched off, it keeps whole heads."""
     graph_count: int = 0
@@ -123,6 +133,10 @@ class Settings:
         Raises UsageError for a value that no release accepts.
         """
         fmt = find_format(self.kv_cache_dtype, self.engine)
+        if fmt is None and self.kv_cache_dtype in UNSIZED_FORMATS:
+            raise UsageError(
+                f"the bytes per token of {self.kv_cache_dtype} are not known to oomwatch"
+            )
         if fmt is None:
             raise UsageError(
                 f"--kv-cache-dtype {self.kv_cache_dtype} is not a format of {self.engine}; "
@@ -193,17 +207,23 @@ def _vllm(
     seqs = pick.integer("--max-num-seqs", 1024 if device.is_large and not v0 else 256)
     tokens = pick.integer("--max-num-batched-tokens", 8192 if device.is_large else 2048)
     method = str(speculative.get("method") or "")
-    drafts = int(speculative.get("num_speculative_tokens") or 0)
+    drafts = count_of(speculative.get("num_speculative_tokens"))
     own_draft = drafts > 0 and (method in _MTP_METHODS or method.endswith("mtp"))
     eagle = drafts > 0 and method in ("eagle", "eagle3")
     notes: list[str] = []
-    if eagle:
-        notes.append("the draft's cache is taken as one layer of the model; its weights are not in")
+    dense = not model.layers[-1].mlp.experts
+    if "--speculative-config" in arguments and not speculative:
+        notes.append("--speculative-config is no JSON object: no draft is counted")
+    elif eagle:
+        weights = "are taken as those of one layer too" if dense else "are not counted"
+        notes.append(f"the draft's cache is taken as one layer of the model; its weights {weights}")
     elif drafts and not own_draft and method not in ("ngram", "suffix"):
         notes.append("the draft model's weights and cache are not counted")
     connector = "--kv-transfer-config" in arguments
     if connector:
         notes.append("the KV connector turns the hybrid cache manager off")
+    if "--hf-overrides" in arguments:
+        notes.append("--hf-overrides is not applied to the model's sizes")
     async_on = arguments.get("--async-scheduling")
     eager = bool(values.get("--enforce-eager"))
     return Settings(
@@ -213,7 +233,7 @@ def _vllm(
         max_model_len=length,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
-        utilization=pick.number("--gpu-memory-utilization", 0.92 if at >= (0, 20, 0) else 0.9),
+        utilization=pick.share("--gpu-memory-utilization", 0.92 if at >= (0, 20, 0) else 0.9),
         kv_cache_dtype=str(values.get("--kv-cache-dtype") or "auto"),
         block_size=pick.optional("--block-size") if "--block-size" in arguments else None,
         tensor_parallel=pick.ranks("--tensor-parallel-size"),
@@ -229,10 +249,13 @@ def _vllm(
         speculative_tokens=drafts,
         draft_layers=max(1, model.mtp_layers) if own_draft else int(eagle),
         draft_weight_layers=max(1, model.mtp_layers) if own_draft else 0,
+        draft_head=("eagle3" if method == "eagle3" else "eagle") if eagle and dense else None,
         latent_cache=at >= (0, 7, 1) and env.get("VLLM_MLA_DISABLE") != "1",
         graph_count=0 if eager else _graph_count(at, v0, seqs, drafts, arguments),
         estimates_graphs=_estimates_graphs(at, env),
-        kv_cache_memory_bytes=size_of(arguments.get("--kv-cache-memory-bytes")),
+        kv_cache_memory_bytes=size_of(
+            "--kv-cache-memory-bytes", arguments.get("--kv-cache-memory-bytes")
+        ),
         blocks_override=pick.optional("--num-gpu-blocks-override"),
         quantization=text_of(arguments.get("--quantization")),
         dtype_bytes=dtype_of(arguments.get("--dtype")),
@@ -267,7 +290,7 @@ def _sglang(
     data = pick.ranks("--dp-size")
     spread = bool(values.get("--enable-dp-attention"))
     attention = pick.integer("--attn-dp-size", data if spread else 1)
-    chunk = pick.integer("--chunked-prefill-size", 8192)
+    chunk = _sglang_chunk(values)
     drafts = pick.integer("--speculative-num-draft-tokens", 0)
     mtp = bool(drafts) and model.mtp_layers > 0 and not values.get("--speculative-draft-model-path")
     return Settings(
@@ -277,7 +300,7 @@ def _sglang(
         max_model_len=length,
         max_num_seqs=pick.integer("--max-running-requests", 2048),
         max_num_batched_tokens=max(chunk, 2048),
-        utilization=pick.number("--mem-fraction-static", _sglang_fraction(device, ranks)),
+        utilization=pick.share("--mem-fraction-static", _sglang_fraction(device, ranks)),
         kv_cache_dtype=str(values.get("--kv-cache-dtype") or "auto"),
         block_size=pick.optional("--page-size"),
         tensor_parallel=ranks,
@@ -293,6 +316,13 @@ def _sglang(
         max_seqs_given="--max-running-requests" in arguments,
         capability=device.compute_capability,
     )
+
+
+def _sglang_chunk(values: Mapping[str, Any]) -> int:
+    """Prompt tokens of a step; -1 asks for whole prompts, up to the limit of a prefill batch."""
+    if flags.as_number(values.get("--chunked-prefill-size")) == -1:
+        return Numbers(values).integer("--max-prefill-tokens", 16384)
+    return Numbers(values).integer("--chunked-prefill-size", 8192)
 
 
 def _sglang_fraction(device: Device, ranks: int) -> float:

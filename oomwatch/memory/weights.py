@@ -30,6 +30,7 @@ from oomwatch.memory.quantization import (
 )
 from oomwatch.units import MIB
 
+_EAGLE3_VOCABULARY: Final = 32_000
 _VOCAB_PADDING: Final = 64  # rows; vocabulary matrices are padded before they are split
 _SMALL: Final = 512  # bytes; the allocator's rounding (c10 CUDACachingAllocator)
 _LARGE: Final = 10 * MIB  # above: own segment, rounded up to 2 MiB
@@ -127,12 +128,14 @@ def weights_bytes(
     quantization_flag: str | None = None,
     stage: int = 0,
     draft_layers: int = 0,
+    draft_head: str | None = None,
     lora_slots: int = 0,
     lora_rank: int = 0,
 ) -> int:
     """Bytes of the weights on a GPU of pipeline stage `stage`.
 
-    `draft_layers` adds MTP layers; LoRA slots are two thin matrices beside every projection.
+    `draft_layers` adds MTP layers, `draft_head` an EAGLE draft; LoRA slots are two thin matrices
+    beside every projection.
     """
     quant = quantization_of(model, quantization_flag)
     build = _Builder(model, shard, quant, device)
@@ -150,12 +153,30 @@ def weights_bytes(
     for _ in range(draft_layers if last else 0):
         _layer(build, "mtp.layers.0", model.layers[-1])
         build.tensor(2 * model.hidden * model.hidden)
+    if draft_head is not None and last:
+        _eagle(build, draft_head)
     build.total += model.rope_cache_bytes
     build.tensor(-(-model.extra_parameters // shard.tensor))
     if model.vision and first:
         build.total += model.vision.parameters_on(shard.tensor) * model.dtype_bytes
     lora = build.lora_elements_per_rank * lora_slots * lora_rank * model.dtype_bytes
     return build.total + lora
+
+
+def _eagle(build: _Builder, kind: str) -> None:
+    """One 16-bit layer with a projection in front.
+
+    EAGLE 3 reads three hidden states, takes pairs into its attention and has an output head for its
+    own short vocabulary.
+    """
+    build.quant = quantization_of(dataclasses.replace(build.model, quantization=None))
+    hidden, layer = build.model.hidden, build.model.layers[-1]
+    _layer(build, "draft.layers.0", layer)
+    build.tensor((3 if kind == "eagle3" else 2) * hidden * hidden)
+    if kind == "eagle3" and isinstance(layer.mixer, Attention):
+        heads = layer.mixer.heads + 2 * layer.mixer.kv_heads
+        build.tensor(heads * layer.mixer.head_dim * hidden // build.shard.tensor)
+        build.tensor(_EAGLE3_VOCABULARY * hidden // build.shard.tensor)
 
 
 def _layer(build: _Builder, prefix: str, layer: Layer) -> None:

@@ -44,6 +44,7 @@ SCHEMA = {
         "assumptions": {"type": "array", "items": {"type": "string"}},
     },
 }  # fmt: skip
+GOAL = ("--gpu", "h100-80gb", "--engine-version", "0.11.0", "--goal")
 LLAMA = ("--gpu", "h100-80gb", "--engine-version", "0.11.0")
 
 
@@ -201,6 +202,21 @@ def test_a_configuration_that_cannot_start_is_not_printed(form):
         ),
         ("--gpu", "h100", "--goal", "speed", "--", "vllm", "serve", "Qwen/Qwen3-8B"),
         ("--pid", "999999999"),
+        ("--gpu", "h100", "--engine-version", "banana", "--", "vllm", "serve", "Qwen/Qwen3-8B"),
+        ("--gpu", "h100", "--", "text-generation-launcher", "--model-id", "Qwen/Qwen3-8B"),
+        ("--gpu", "h100", "--model-config", "/dev/zero", "--", "vllm", "serve", "x"),
+        (*GOAL, "concurrency=100000", "--format", "args", "--", "vllm", "serve", "Qwen/Qwen3-8B"),
+        (
+            *LLAMA,
+            "--format",
+            "k8s",
+            "--",
+            "vllm",
+            "serve",
+            "Qwen/Qwen3-8B",
+            "--kv-cache-dtype",
+            "nvfp4",
+        ),
     ],
 )
 def test_wrong_use_is_one_line(arguments):
@@ -210,6 +226,15 @@ def test_wrong_use_is_one_line(arguments):
     assert len(done.stderr.strip().splitlines()) == 1
     assert "\x1b" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_flags_that_the_release_refuses_are_named_and_not_printed_on():
+    words = ("--", "vllm", "serve", "Qwen/Qwen3-8B", "--swap-space", "4")
+    new = ("--gpu", "h100-80gb", "--engine-version", "0.19.0")
+    assert any("--swap-space" in line for line in plan_json(*new, *words)["advice"])
+    refused = oomwatch_plan(*new, "--format", "args", *words)
+    assert refused.returncode == 2
+    assert "would not start: --swap-space" in refused.stderr
 
 
 def test_an_unnamed_card_needs_only_its_memory():

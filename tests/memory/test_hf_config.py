@@ -183,3 +183,27 @@ def test_qwen2_uses_its_window_only_in_the_upper_layers():
         "max_window_layers": 3,
     }
     assert windows(parse_config(raw)) == [None, None, None, 512]
+
+
+def test_kimi_delta_layers_keep_a_state():
+    from oomwatch.memory.config_source import load_model
+
+    model = load_model(None, "kimi-linear-48b-a3b").model
+    states = [x.mixer for x in model.layers if isinstance(x.mixer, Recurrent)]
+    assert (len(model.layers), len(states), model.latent_dim) == (27, 20, 576)
+    assert {(s.kind, s.heads, s.conv_dim, s.state_dtype_bytes) for s in states} == {
+        ("kda", 32, 12288, 4)
+    }
+    assert model.unknown == ()
+
+
+def test_what_is_garbage_or_missing_is_said():
+    plain = {
+        "model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100,
+        "num_attention_heads": 4, "max_position_embeddings": 512,
+    }  # fmt: skip
+    assert any("width of the MLP" in x for x in parse_config(plain).unknown)
+    odd = {**plain, "intermediate_size": 128, "num_key_value_heads": 0}
+    assert any("num_key_value_heads" in x for x in parse_config(odd).unknown)
+    with pytest.raises(UsageError, match="layers"):
+        parse_config({**plain, "num_hidden_layers": 10**7})

@@ -135,3 +135,38 @@ def test_a_printed_pool_is_rounded_so_one_block_decides_nothing(given):
     assert not plan(given(flags=flags, known=Known(kv_available_bytes=exact))).fits
     printed = Known(kv_available_bytes=exact, kv_rounding_bytes=GIB // 200)
     assert plan(given(flags=flags, known=printed)).fits
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"--tensor-parallel-size": "3"}, "32 attention heads"),
+        ({"--tensor-parallel-size": "64"}, "32 attention heads"),
+        ({"--pipeline-parallel-size": "64"}, "32 layers"),
+    ],
+)
+def test_a_split_that_the_engine_refuses(given, flags, words):
+    found = plan(given(flags=flags))
+    assert found.refusal == "config_error"
+    assert words in found.refusal_text
+    assert class_of("config_error") is not None
+
+
+def test_more_ranks_than_kv_heads_copy_them(given):
+    assert plan(given("llama-3.1-70b", flags={"--tensor-parallel-size": "16"})).fits
+
+
+@pytest.mark.parametrize(("version", "whole"), [("0.13.0", 1), ("0.15.1", 2), ("0.16.0", 1)])
+def test_the_fit_check_of_pipelines_by_version(given, version, whole):
+    flags = {"--pipeline-parallel-size": "2", "--max-model-len": "131072"}
+    known = Known(kv_available_bytes=10 * GIB)  # half the layers of one request take 8 GiB
+    found = plan(given(version=version, flags=flags, known=known))
+    assert found.fits is (whole == 1)
+    assert (found.refusal == "kv_lt_max_len") is (whole == 2)
+
+
+def test_what_is_beyond_the_model_or_the_tables_is_said(given):
+    long = plan(given(flags={"--max-model-len": "200000"}))
+    assert any("more than the model's own" in each for each in long.assumptions)
+    new = plan(given(version="99.1.0"))
+    assert any("outside the releases" in each for each in new.assumptions)

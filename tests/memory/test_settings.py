@@ -130,3 +130,52 @@ def test_a_cache_format_nobody_has(given):
     item = given(flags={"--kv-cache-dtype": "int8"})
     with pytest.raises(UsageError, match="int8"):
         settings(item).kv_format(item.model)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"--gpu-memory-utilization": "0"},
+        {"--gpu-memory-utilization": "1.7"},
+        {"--tensor-parallel-size": "0"},
+        {"--max-num-seqs": "0"},
+        {"--kv-cache-memory-bytes": "abc"},
+        {"--kv-cache-memory-bytes": "-1"},
+        {"--cpu-offload-gb": "-3"},
+    ],
+)
+def test_values_that_no_server_starts_with(given, flags):
+    with pytest.raises(UsageError, match=next(iter(flags))):
+        settings(given(flags=flags))
+
+
+def test_whole_prompts_on_sglang(given):
+    flags = {"--chunked-prefill-size": "-1"}
+    assert settings(
+        given(engine="sglang", version="0.5.10", flags=flags)
+    ).max_num_batched_tokens > (8192)
+
+
+@pytest.mark.parametrize("value", ["[[[", "7", '{"method": [1], "num_speculative_tokens": "x"}'])
+def test_a_draft_that_cannot_be_read_is_no_draft(given, value):
+    assert settings(given(flags={"--speculative-config": value})).draft_layers == 0
+
+
+def test_formats_without_a_documented_size(given):
+    item = given(version="0.33.0", flags={"--kv-cache-dtype": "octave_k3v4"})
+    found = settings(item)
+    with pytest.raises(UsageError, match="bytes per token of octave_k3v4"):
+        found.kv_format(item.model)
+
+
+def test_latent_kernels_take_one_latent_only(given):
+    import dataclasses
+
+    item = given("deepseek-v2-lite", version="0.11.0")
+    assert settings(item).block_size_for(item.model) == 64
+    layers = tuple(
+        dataclasses.replace(x, mixer=dataclasses.replace(x.mixer, kv_lora_rank=256))
+        for x in item.model.layers
+    )
+    other = dataclasses.replace(item.model, layers=layers)
+    assert settings(item).block_size_for(other) == 16

@@ -5,6 +5,7 @@ import pytest
 from oomwatch.memory.config_source import load_model
 from oomwatch.memory.devices import find_device
 from oomwatch.memory.hf_config import parse_config
+from oomwatch.memory.planner import plan
 from oomwatch.memory.weights import Sharding, allocated, stages, weights_bytes
 from oomwatch.units import GIB, MIB
 
@@ -100,3 +101,26 @@ def test_lora_slots_and_draft_layers_add():
         llama, Sharding()
     )
     assert slots == pytest.approx(4 * 42e6 * 2, rel=0.1)  # 42 million weights at rank 16
+
+
+def test_eagle_drafts_weigh_what_their_checkpoints_do(given):
+    plain, eagle, eagle3 = (
+        plan(
+            given(
+                flags={
+                    "--speculative-config": f'{{"method": "{kind}", "num_speculative_tokens": 3}}'
+                }
+            )
+        ).budget.weights
+        for kind in ("ngram", "eagle", "eagle3")
+    )
+    assert (eagle.bytes - plain.bytes) / GIB == pytest.approx(0.47, abs=0.05)  # 0.25 B parameters
+    assert (eagle3.bytes - plain.bytes) / GIB == pytest.approx(0.79, abs=0.05)  # 0.42 B parameters
+    assert eagle.high - eagle.bytes > plain.high - plain.bytes
+
+
+def test_siglip_splits_its_mlps_only(given):
+    model = given("gemma-3-27b").model
+    tower = model.vision
+    mlps = 2 * tower.layers * tower.hidden * tower.intermediate
+    assert tower.parameters_on(4) == tower.parameters - mlps + mlps // 4

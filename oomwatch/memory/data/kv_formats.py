@@ -168,3 +168,12 @@ SGLANG_FORMATS: Final = {
     "fp4_mx_block16": 4,
 }
 """Bits per element of SGLang's values; it has no inline scales outside the 4-bit formats."""
+
+UNSIZED_FORMATS: Final = (
+    "fp8_inc",
+    "ultraquant_4bit",
+    "octave_k3v4",
+    "octave_k3v3",
+    "octave_k3v3_compact",
+)
+"""Values that some release takes (Gaudi, AMD), whose bytes per token are not documented."""
