@@ -152,6 +152,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
         options = _options(given)
         fmt = "json" if given["as_json"] else given["fmt"]
         options.progress = _progress(fmt)
+        options.waiting = _waiting(fmt)
         diagnosis = run_diagnosis(options)
         text = render(diagnosis, fmt, given)
     except UsageError as error:
@@ -303,6 +304,18 @@ def _progress(fmt: str) -> Any:
         if total and done >= total and state["shown"]:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
+
+    return show
+
+
+def _waiting(fmt: str) -> Any:
+    """A line on a terminal that says what is waited for; an empty text takes it away."""
+    if fmt != "text" or not sys.stderr.isatty():
+        return None
+
+    def show(text: str) -> None:
+        sys.stderr.write(f"\r{text}\x1b[K")
+        sys.stderr.flush()
 
     return show
 

@@ -58,6 +58,7 @@ class Options:
     live: bool = False
     full: bool = False
     progress: Progress | None = None
+    waiting: Callable[[str], None] | None = None
     places: Places = dataclasses.field(default_factory=Places)
 
     @property
@@ -168,6 +169,12 @@ class Gatherer:
 
     def _log(self, path: str) -> None:
         self.add_log_file(path, None)
+        if path != "-":
+            from oomwatch.sources.kernel import read_kernel_lines_of_log
+
+            events = read_kernel_lines_of_log(path)
+            if events:
+                self.kernel.append(KernelInput(path, tuple(events)))
 
     def add_log_file(self, path: str, engine_id: str | None) -> None:
         """Read a log file; `-` is standard input."""

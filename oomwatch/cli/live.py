@@ -18,6 +18,8 @@ from oomwatch.records import Gpu, ProcessSample, RecordedEngine, SourceStatus
 from oomwatch.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from oomwatch.cli.gather import Gatherer
     from oomwatch.discovery import DiscoveredEngine, Discovery
     from oomwatch.sources.ended import EndedEngine
@@ -157,7 +159,7 @@ def _add_readings(
                 SourceStatus(f"{name} metrics", "not_available", engine.metrics_reason)
             )
         return
-    readings.join()
+    _wait(readings, name, gatherer.options.waiting)
     for page in readings.pages:
         gatherer.add_page(page, name)
     if readings.error is not None and not readings.pages:
@@ -169,6 +171,18 @@ def _add_readings(
         detail = f"answered after {slow:.1f} s: the server is short of CPU" if slow > 1 else None
         status = "warning" if slow > _SLOW_SECONDS else "ok"
         gatherer.sources.append(SourceStatus(readings.url, status, detail))  # type: ignore[arg-type]
+
+
+def _wait(readings: Readings, name: str, say: Callable[[str], None] | None) -> None:
+    """Wait for the pages; a server under load may take its time, so a terminal is told."""
+    begun = time.monotonic()
+    readings.join(1.0)
+    while readings.is_alive():
+        if say is not None:
+            say(f"reading the metrics of {name} … {time.monotonic() - begun:.0f} s")
+        readings.join(1.0)
+    if say is not None:
+        say("")
 
 
 def _no_page(engine: DiscoveredEngine, readings: Readings, now: float) -> SourceStatus:
