@@ -33,7 +33,7 @@ def assemble(inputs: Inputs) -> list[Facts]:
         if len(groups) == 1 and not groups[0][1]:
             groups = [(groups[0][0], rest)]
         else:
-            groups.append((None, rest))
+            groups += [(None, found) for found in _by_container(rest)]
     if not groups:
         groups = [(None, [])]
     for index, (engine, runs) in enumerate(groups):
@@ -73,13 +73,21 @@ def assemble(inputs: Inputs) -> list[Facts]:
                     ended=gone,
                     tree_pids=tree,
                     gpu_names=tuple(gpu.name for gpu in inputs.gpus if gpu.name),
-                    has_log=run is not None and run.lines > 0,
+                    has_log=run is not None and run.lines > 0 and not run.is_empty,
                     has_kernel=bool(inputs.kernel),
                     kernel_is_live=any(log.live for log in inputs.kernel),
                     is_document=run is not None and run.is_document,
                 )
             )
     return all_facts
+
+
+def _by_container(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs of each container apart: starts of two servers are no restarts of one."""
+    found: dict[str | None, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.container, []).append(run)
+    return list(found.values())
 
 
 def _split(run: Run | None) -> tuple[tuple[Failure, ...], tuple[Failure | LogEvent, ...]]:

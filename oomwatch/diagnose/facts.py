@@ -229,6 +229,15 @@ class Facts:
         """The first logged line of one of these patterns, or None."""
         return self.run.find(*ids) if self.run else None
 
+    def outlived(self, failure: Failure) -> bool:
+        """Whether the engine went on answering after this failure, and nothing called it dead."""
+        later = [m.order for m in self.messengers if m.order > failure.order]
+        return (
+            self.run is not None
+            and self.served
+            and self.run.lives_between(failure.order, min(later, default=float("inf")))
+        )
+
     @property
     def last_load(self) -> Load | None:
         """The last load line before the end."""

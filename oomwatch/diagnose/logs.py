@@ -69,8 +69,11 @@ def _order_by_time(runs: list[Run]) -> None:
         at = item.seen_at
         return (first.get(item.line.source, last) if at is None else at, item.order)
 
-    place = {order: n for n, (_, order) in enumerate(sorted({key(item) for item in items}), 1)}
+    keys = {key(item) for item in items}
+    keys |= {(last if at is None else at, order) for run in runs for order, at in run.alive}
+    place = {order: n for n, (_, order) in enumerate(sorted(keys), 1)}
     for run in runs:
+        run.alive = sorted(((place[order], at) for order, at in run.alive), key=lambda s: s[0])
         run.events = [dataclasses.replace(e, order=place[e.order]) for e in run.events]
         run.failures = [dataclasses.replace(f, order=place[f.order]) for f in run.failures]
         if run.ended is not None:
@@ -123,7 +126,7 @@ def _merge(into: Run, other: Run) -> None:
     into.lines += other.lines
     into.prefixed_lines += other.prefixed_lines
     into.served = into.served or other.served
-    into.last_alive = max(into.last_alive, other.last_alive)
+    into.alive = sorted(into.alive + other.alive, key=lambda sign: sign[0])
     into.is_document = into.is_document and other.is_document
     if STAGES.index(other.stage) > STAGES.index(into.stage):
         into.stage = other.stage

@@ -6,6 +6,7 @@ engine's own banner where there is no server) after the run before has got somew
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -60,6 +61,7 @@ _STAGE_OF: Final[Mapping[str, str]] = {
     "llama.loading": "load",
     "llama.context": "kv",
     "llama.ready": "ready",
+    "llama.served": "serving",
 }
 _BANNERS: Final = frozenset(
     {"vllm.api_banner", "vllm.logo_version", "vllm.plain_banner", "sglang.server_args", "tgi.args"}
@@ -70,12 +72,14 @@ _ENGINE_OF: Final = (
     ("tgi.", "tgi"),
     ("lmdeploy.", "lmdeploy"),
     ("llama.", "llama.cpp"),
+    ("ollama.", "ollama"),
 )
 _FIELD: Final = re.compile(r"(\w+)=('[^']*'|\"[^\"]*\"|\{[^{}]*\}|[^,\s]+)")
 _OFFLINE_BAR: Final = re.compile(r"^Processed prompts:\s+(\d+)%")
 SHUTDOWN: Final = next(p for p in COMMON if p.id == "shutdown.requested")
 _FATAL: Final = frozenset({"oom", "check", "failure", "messenger", "lifecycle"})
 _MAX_STATS: Final = 20_000
+_MAX_ALIVE: Final = 20_000
 _MAX_EVENTS: Final = 4_000
 
 
@@ -111,8 +115,8 @@ class Run:
     """Fields of the engine's configuration banner."""
     stage: str = "init"
     served: bool = False
-    last_alive: int = 0
-    """Order of the last line that shows requests being answered, or a stage of the start reached."""
+    alive: list[tuple[int, float | None]] = dataclasses.field(default_factory=list)
+    """Order and time of lines that show requests being answered, or a stage of the start reached."""
     numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Figures the start measured; the last rank to print wins, see `by_rank`."""
     by_rank: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
@@ -154,6 +158,22 @@ class Run:
             self.stage = stage
         if stage in ("ready", "serving"):
             self.served = self.served or stage == "serving"
+
+    @property
+    def last_alive(self) -> int:
+        """Order of the last line that shows life; 0 if there is none."""
+        return self.alive[-1][0] if self.alive else 0
+
+    def note_alive(self, event: LogEvent) -> None:
+        """Remember that the engine worked at this line."""
+        if len(self.alive) >= _MAX_ALIVE:
+            del self.alive[-1]
+        self.alive.append((event.order, event.seen_at))
+
+    def lives_between(self, first: int, last: float) -> bool:
+        """Whether the engine showed life between two places of the log."""
+        at = bisect.bisect_right(self.alive, first, key=lambda sign: sign[0])
+        return at < len(self.alive) and self.alive[at][0] < last
 
     def drop_outlived(self) -> None:
         """Forget bare lines that speak of a death which the server outlived.
@@ -298,12 +318,12 @@ def _absorb(run: Run, event: LogEvent) -> None:
             break
     if pattern.kind == "stats":
         if _add_load(run, event):
-            run.last_alive = event.order
+            run.note_alive(event)
         return
     stage = _STAGE_OF.get(pattern.id)
     if stage is not None:
         run._advance(stage)  # noqa: SLF001
-        run.last_alive = event.order
+        run.note_alive(event)
     if pattern.kind == "lifecycle" and run.ended is None:
         run.ended = event
     if pattern.id == "uvicorn.served":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import gzip
+import itertools
 import lzma
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -95,6 +97,42 @@ def read_kernel_log(path: str, *, zone: datetime.tzinfo = datetime.UTC) -> Itera
         with Path(path).open("rb") as stream, _decompressed(stream) as text:
             modified = Path(path).stat().st_mtime
             yield from iterate_kernel_events(_numbered(text), zone=zone, now=modified)
+    except _zstd_errors() as error:
+        raise _as_source_error(path, error) from error
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise _as_source_error(path, error) from error
+
+
+_DMESG: Final = re.compile(r"(?:<\d{1,3}>)?\[[ \d]{1,12}\.\d{3,6}\] ")
+_SYSLOG: Final = re.compile(
+    r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?|\d{4}-\d\d-\d\dT[\d:.,+Z-]{8,24})"
+    r" \S{1,80} "
+)
+_FIRST_LINES: Final = 20
+
+
+def read_kernel_lines_of_log(path: str) -> list[KernelEvent]:
+    """What the kernel says in a log of the system: all of a dmesg, of a journal only its own lines.
+
+    A server's log holds none, whatever words of the kernel a prompt in it quotes. Raises as
+    `read_kernel_log`.
+    """
+    try:
+        with Path(path).open("rb") as stream, _decompressed(stream) as text:
+            lines = _numbered(text)
+            head = [line for _, line in zip(range(_FIRST_LINES), lines, strict=False)]
+            begins = [line for _, line in head if line.strip()]
+            if begins and all(_DMESG.match(line) for line in begins):
+                chosen: Iterable[tuple[int, str]] = itertools.chain(head, lines)
+            elif begins and all(_SYSLOG.match(line) for line in begins[:1]):
+                chosen = (
+                    (number, line)
+                    for number, line in itertools.chain(head, lines)
+                    if (header := _SYSLOG.match(line)) and line.startswith("kernel:", header.end())
+                )
+            else:
+                return []
+            return parse_kernel_lines(chosen, now=Path(path).stat().st_mtime)
     except _zstd_errors() as error:
         raise _as_source_error(path, error) from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:

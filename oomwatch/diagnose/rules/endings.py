@@ -157,7 +157,7 @@ def wrapper_only(facts: Facts) -> Finding | None:
         "The lines of the engine core and its workers, where the cause stands: this log holds only the messenger.",
         "The kernel log of that time: `journalctl -k` or `dmesg`.",
     )[: 1 if facts.has_kernel else 2]
-    if facts.served or (facts.ready and not facts.run_failed_to_start):
+    if facts.served or (not facts.run_failed_to_start and (facts.ready or _was_asked(facts))):
         cause, share = "irregular_unknown", 0.3
         summary = "The engine died; why is not in this input, only that it did."
     elif (pinned := facts.engine.arguments.get("--kv-cache-memory-bytes")) not in (None, ""):
@@ -175,6 +175,16 @@ def wrapper_only(facts: Facts) -> Finding | None:
         strength=NOTHING,
         order=first.order,
         unseen=unseen,
+    )
+
+
+def _was_asked(facts: Facts) -> bool:
+    """Whether a request met the dead engine: then it had been started before."""
+    return any(
+        m.pattern.id == "vllm.engine_dead"
+        if isinstance(m, LogEvent)
+        else m.match("vllm.engine_dead") is not None
+        for m in facts.messengers
     )
 
 

@@ -50,6 +50,15 @@ _REQUEST_LEVEL: Final = frozenset({"request_too_long", "lora_slot_queue", "token
 _ENGINE_FRAMES: Final = re.compile(
     r":(?:run_busy_loop|_process_engine_step|engine_step|run_engine_loop|worker_busy_loop|execute_model|event_loop_\w+|worker_main|run_engine_core|step|forward|schedule|run_scheduler_process|exposed_step|forward_step|forward_thread_func_?|forward_\w*batch\w*|process_batch_result\w*|get_n\w+_batch\w*|_execute_worker_rpc|generate_token)\b"
 )
+_PEER: Final = re.compile(
+    r"(?:custom_all_reduce|quick_all_reduce|pynccl_allocator|symm_mem)\w*\.py:|:cudaIpc\w+"
+)
+_REFUSED: Final = re.compile(
+    r"invalid (?:argument|device|resource handle)|peer access is not supported|mapping of buffer object failed"
+)
+_RING: Final = re.compile(
+    r"shm_broadcast\.py:|multiproc_executor\.py:(?:collective_rpc|get_response)"
+)
 _REQUEST_FRAMES: Final = re.compile(
     r"(?:serving\w*|\w*tool_parsers?|\w*reasoning\w*|protocol|httptools_impl|h11_impl|routing|responses|json/decoder|json/__init__|chat_utils)\.py:"
 )
@@ -108,14 +117,13 @@ def named(facts: Facts) -> Finding | None:
     ]
     if not hits:
         return None
-    fatal = [
-        h for h in hits if h[1].cause not in _REQUEST_LEVEL and h[1].cause != "config_error"
-    ] or [h for h in hits if h[1].cause not in _REQUEST_LEVEL]
-    failure, pattern, fields = min(fatal or hits, key=lambda h: h[0].order)
+    fatal = [h for h in hits if h[1].cause not in _REQUEST_LEVEL and not facts.outlived(h[0])]
+    sure = [h for h in fatal if h[1].cause != "config_error"]
+    failure, pattern, fields = min(sure or fatal or hits, key=lambda h: h[0].order)
     cause = str(pattern.cause)
     if cause == "rpc_timeout_hang" and _hang_is_transfer(facts):
         cause = "kv_transfer_fail"
-    request = cause in _REQUEST_LEVEL
+    request = not fatal
     return found(
         facts,
         cause,
@@ -168,6 +176,44 @@ def _hang_evidence(facts: Facts, cause: str) -> list[Any]:
         return []
     event = facts.said("vllm.shm_wait")
     return [cite(event.line)] if event else []
+
+
+def peer_access(facts: Facts) -> Finding | None:
+    """CUDA refused to share a buffer between processes; only the frames say whose it was."""
+    for failure in facts.failures:
+        if _PEER.search("\n".join(failure.frames)) and _REFUSED.search(failure.message):
+            return found(
+                facts,
+                "custom_allreduce_ipc",
+                0.85,
+                _SAYS["custom_allreduce_ipc"],
+                cite_failure(failure),
+                strength=NAMED_CHECK,
+                order=failure.order,
+                values={"frame": telling_frame(failure.frames)},
+            )
+    return None
+
+
+def ring_timeout(facts: Facts) -> Finding | None:
+    """A worker did not take or answer a message in time; the exception has no words."""
+    for failure in facts.failures:
+        frames = "\n".join(failure.frames)
+        if failure.name.endswith("TimeoutError") and _RING.search(frames):
+            return found(
+                facts,
+                "rpc_timeout_hang",
+                0.8,
+                _SAYS["rpc_timeout_hang"],
+                [*cite_failure(failure), *_hang_evidence(facts, "rpc_timeout_hang")],
+                strength=STAGE,
+                order=failure.order,
+                values={"frame": telling_frame(failure.frames)},
+                unseen=(
+                    "What the silent worker does: `py-spy dump --pid PID`; the kernel log for Xid lines.",
+                ),
+            )
+    return None
 
 
 def hang(facts: Facts) -> Finding | None:
@@ -230,7 +276,7 @@ def unnamed(facts: Facts) -> Finding | None:
     own = [
         f
         for f in facts.failures
-        if not f.kinds - {"hint", "detail", "messenger"}
+        if not f.kinds - {"hint", "detail", "messenger", "lifecycle"}
         and f.oom is None
         and _base(f.name) not in _NOT_FATAL
         and not f.relayed
@@ -293,4 +339,4 @@ def _base(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-RULES: Final[tuple[Rule, ...]] = (named, hang, adapter_queue, unnamed)
+RULES: Final[tuple[Rule, ...]] = (named, peer_access, ring_timeout, hang, adapter_queue, unnamed)
