@@ -8,13 +8,15 @@ Blocks are looked at whole, so that a flood of ordinary lines costs little.
 from __future__ import annotations
 
 import collections
+import contextlib
 import time
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 from oomwatch.engines.literals import BANNERS
 from oomwatch.records import LogLine
-from oomwatch.sources.follow import FileFollower
+from oomwatch.sources.follow import READ_BYTES, Chunk, FileFollower, FilePosition
 from oomwatch.sources.logfile import read_pieces
 from oomwatch.sources.logformat_lines import Piece
 from oomwatch.sources.logformat_time import Clock
@@ -26,7 +28,23 @@ LATE_BYTES: Final = 8 << 20
 _HEAD_LINES: Final = 3000
 _TELLING_LINES: Final = 2000
 _STARTS: Final = 3
-_READ_BYTES: Final = 4 << 20
+_LOOK_BYTES: Final = 4 << 20
+
+
+class Follower(Protocol):
+    """What gives the new lines of a log: of a file, or of a program that reads it."""
+
+    missed: str | None
+
+    @property
+    def position(self) -> FilePosition | Mapping[str, Any] | None:
+        """Where to go on from."""
+
+    def read(self, *, limit: int = READ_BYTES, now: float | None = None) -> Iterator[Chunk]:
+        """What is new."""
+
+    def close(self) -> None:
+        """Let go of everything."""
 
 
 class _Start:
@@ -45,7 +63,7 @@ class _Start:
 class LogTail:
     """One followed log file; `poll` belongs to one thread, the rest to any."""
 
-    def __init__(self, follower: FileFollower, name: str, *, size: int = 0) -> None:
+    def __init__(self, follower: Follower, name: str, *, size: int = 0) -> None:
         """`size`: of the file when it is first seen; of a large one the middle is left out."""
         self.name = name
         self.follower = follower
@@ -53,6 +71,17 @@ class LogTail:
         self._look = best_look()
         self._starts: collections.deque[_Start] = collections.deque([_Start()], maxlen=_STARTS)
         self._late = size - LATE_BYTES if size > HEAD_BYTES + LATE_BYTES else 0
+        place = follower.position
+        if isinstance(place, FilePosition) and place.offset > 0:
+            self._read_beginning(name)
+
+    def _read_beginning(self, path: str) -> None:
+        """Going on in the middle: what the server said at its start is read again, and not told."""
+        with contextlib.suppress(OSError), Path(path).open("rb") as file:
+            data = file.read(HEAD_BYTES)
+            for _ in self._take(1, data[: data.rfind(b"\n") + 1]):
+                pass
+            self._starts[-1].head_left = 0
 
     def poll(self) -> Iterator[LogLine]:
         """Read what is new; the telling lines of it, in order.
@@ -62,8 +91,9 @@ class LogTail:
 
         """
         self._clock.note(time.time())
-        for chunk in self.follower.read(limit=_READ_BYTES):
-            if self._late and not self._starts[-1].wants_head:
+        for chunk in self.follower.read(limit=_LOOK_BYTES):
+            late = self._late and not self._starts[-1].wants_head
+            if late and isinstance(self.follower, FileFollower):
                 self.follower.skip_to(self._late)
                 self._late = 0
                 return
