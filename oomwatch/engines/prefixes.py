@@ -158,7 +158,8 @@ RECORD_PREFIXES: Final = (
         "tgi",
         _P(
             r"(?P<iso>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{1,9}Z) {1,3}(?P<level>TRACE|DEBUG|INFO|WARN|ERROR) "
-            r"(?:(?P<origin>\w{1,60}(?:::\w{1,60}){0,8}): )?"
+            # vLLM's own level and time behind the stamp of a container's log
+            r"(?!\d\d-\d\d \d\d:\d\d:\d\d )(?:(?P<origin>\w{1,60}(?:::\w{1,60}){0,8}): )?"
         ),
         "2025-03-12T06:09:16.000000Z  INFO text_generation_launcher: Args {",
         starts="12",

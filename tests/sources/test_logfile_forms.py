@@ -321,3 +321,21 @@ def test_workers_named_after_their_rank(tmp_path):
     (tmp_path / "a.log").write_text(line + "\n")
     (read_line,) = read_log(str(tmp_path / "a.log"))
     assert (read_line.text, read_line.rank, read_line.pid) == ("failed", "TP1", 406)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "INFO 03-12 06:09:16 api_server.py:528] vLLM API server version 0.6.5",
+        "INFO 03-12 06:09:16 [api_server.py:528] vLLM API server version 0.6.5",
+    ],
+)
+@pytest.mark.parametrize("stamp", ["2025-03-12T06:09:16.000000Z", "2025-03-12T06:09:16.000000000Z"])
+def test_a_stamp_before_vllms_own_level(tmp_path, stamp, record):
+    (tmp_path / "a.log").write_text(f"{stamp} {record}\n")
+    (read_line,) = read_log(str(tmp_path / "a.log"))
+    assert (read_line.text, read_line.level, read_line.origin) == (
+        "vLLM API server version 0.6.5",
+        "INFO",
+        "api_server.py:528",
+    )
