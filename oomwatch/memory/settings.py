@@ -222,6 +222,8 @@ def _vllm(
     connector = "--kv-transfer-config" in arguments
     if connector:
         notes.append("the KV connector turns the hybrid cache manager off")
+    if pipeline > 1 and "VLLM_PP_LAYER_PARTITION" in env:
+        notes.append("VLLM_PP_LAYER_PARTITION is not applied: even pipeline stages are taken")
     if "--hf-overrides" in arguments:
         notes.append("--hf-overrides is not applied to the model's sizes")
     async_on = arguments.get("--async-scheduling")
