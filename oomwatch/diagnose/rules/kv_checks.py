@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from oomwatch.diagnose.facts import Facts, cite, cite_arguments, cite_failure
+from oomwatch.diagnose.frames import find_stage
 from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, STAGE, Rule, found
 from oomwatch.diagnose.rules.tenants import holder_evidence
 from oomwatch.memory.data.cards import CARDS
@@ -225,13 +226,17 @@ def _cut_length_check(facts: Facts) -> Finding | None:
 def _uneven(facts: Facts, needed: float | None, available: float | None) -> str | None:
     """Why the split over ranks, not the total, is what does not fit; None if it is even."""
     stages = facts.number("--pipeline-parallel-size") or 1
-    ranks = stages * (facts.number("--tensor-parallel-size") or 1)
+    named = facts.run.by_rank.get("kv_bytes", {}) if facts.run else {}
+    ranks = max(
+        stages * (facts.number("--tensor-parallel-size") or 1),
+        sum(any(word in who for word in ("TP", "PP", "rank")) for who in named),
+    )
     layers = facts.engine.env.get("VLLM_PP_LAYER_PARTITION")
     if layers and stages > 1:
         return f"The layers are split over the pipeline stages as {layers}: the fullest stage has the least room for KV and decides for all."
     totals = sorted(facts.series.gpu_totals.values())
     mixed = len(totals) > 1 and totals[0] and totals[-1] > 1.15 * totals[0]
-    rooms = sorted((facts.run.by_rank.get("kv_bytes") or {}).values()) if facts.run else []
+    rooms = sorted(named.values())
     if rooms and rooms[-1] <= 0:
         return None  # no rank has room: not the split, the sum is too large
     if ranks > 1 and len(rooms) > 1 and rooms[-1] > max(1.3 * rooms[0], rooms[0] + GIB):
@@ -302,7 +307,8 @@ def unbalanced_cards(facts: Facts) -> Finding | None:
     failure, fields = hit
     smallest, local = fields.get("smallest_bytes"), fields.get("local_bytes")
     holders = holder_evidence(facts)
-    if facts.speculative and facts.said("sglang.kv_allocated", "sglang.pool_end") is not None:
+    pooled = facts.said("sglang.kv_allocated", "sglang.pool_end") is not None
+    if (facts.speculative and pooled) or find_stage(failure.frames, failure.paths) == "draft":
         cause, confidence = "spec_draft", 0.72
         sentence = (
             "The check before the draft model loads blames other processes, but it is the target and its pool that hold"

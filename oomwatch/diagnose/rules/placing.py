@@ -166,7 +166,9 @@ def _by_log(facts: Facts, failure: Failure) -> Stage:
         return "profile"
     if run.stage == "kv":
         if _holds_whole_pool(facts, failure):
-            return "sampler" if facts.argument("--enforce-eager") else "capture"
+            # Capture says so first; what follows without it is V1's warm-up.
+            graphs = failure.oom is not None and failure.oom.private_bytes
+            return "capture" if graphs or facts.is_v0 else "sampler"
         return "kv"
     return "capture" if run.stage == "capture" else "sampler"
 
@@ -201,9 +203,9 @@ def _after_shards(facts: Facts, failure: Failure, before: list[LogEvent]) -> Sta
         return "load"
     if facts.lora and "vllm.lora_slots_begin" in ids:
         return "slots"
-    if is_quantized(facts):
+    if is_quantized(facts) or not (facts.lora or facts.speculative):
         return "repack"
-    return "slots" if facts.lora else "load"
+    return "slots" if facts.lora else "draft"
 
 
 def is_quantized(facts: Facts) -> bool:

@@ -21,7 +21,13 @@ from oomwatch.diagnose.rules.device_limits import (
     shares_host_memory,
 )
 from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, STAGE, Rule, found
-from oomwatch.diagnose.rules.placing import gpu_failure, is_placeless, stage_of
+from oomwatch.diagnose.rules.placing import (
+    gpu_failure,
+    is_placed,
+    is_placeless,
+    is_quantized,
+    stage_of,
+)
 from oomwatch.diagnose.rules.startup_checks import oom_values
 from oomwatch.diagnose.rules.tenants import foreign_bytes, hidden_bytes
 from oomwatch.records import Finding
@@ -45,6 +51,8 @@ class Say(Protocol):
 
 _HOST_HALF: Final = re.compile(r"(?:cache_engine|uva|prefetch|cpu_gpu|\w*offload\w*)\.py:")
 """Files of V0's swap space and of what is kept in host memory."""
+_GUESS: Final = 0.42
+"""Confidence where neither frames nor lines tell the stage."""
 _DRAFT_FLAGS: Final = (
     "--speculative-algorithm",
     "--speculative-config",
@@ -59,6 +67,7 @@ _NAMED: Final = (
     "vllm.free_below_budget",
     "vllm.profile_error",
     "vllm.mamba_blocks",
+    "tgi.warmup_failed",
 )
 
 
@@ -70,6 +79,7 @@ def startup_allocation(facts: Facts) -> Finding | None:
     stage = stage_of(facts, failure)
     if stage in ("serving", "wake"):
         return None
+    guessed = not is_placed(facts, failure)
     values = {**oom_values(failure), "stage": stage, "frame": telling_frame(failure.frames)}
     oom = failure.oom
     amount = (
@@ -86,15 +96,17 @@ def startup_allocation(facts: Facts) -> Finding | None:
         flags: Sequence[str] = (),
         **more: object,
     ) -> Finding:
+        unsure = guessed and strength == STAGE
         return found(
             facts,
             cause,
-            confidence,
+            min(confidence, _GUESS) if unsure else confidence,
             f"{sentence} ({amount}).",
             [*cite_failure(failure), *cite_arguments(facts.engine, flags)],
             strength=strength,
             values={**values, **more},
             order=failure.order,
+            unseen=("How far the start had come: the lines before the failure.",) if unsure else (),
         )
 
     return (
@@ -109,14 +121,15 @@ def _by_device(facts: Facts, failure: Failure, stage: Stage, say: Say) -> Findin
     oom = failure.oom
     total = oom.total_bytes if oom else None
     unified = shares_host_memory(facts, total)
-    if failure.match("torch.mig_assert") and unified:
+    asserted = failure.match("torch.mig_assert") is not None
+    if asserted and unified:
         return say(
             "unified_memory",
             0.8,
             "GPU and host share one memory on this board, and together they ran out at start; PyTorch's allocator could"
             " not even list who holds it",
         )
-    if failure.match("torch.mig_assert") or is_slice(facts, failure):
+    if asserted or is_slice(facts, failure):
         return say(
             "mig_slice",
             0.8 if is_slice(facts, failure) else 0.65,
@@ -199,7 +212,7 @@ def _by_stage(facts: Facts, failure: Failure, stage: Stage, say: Say) -> Finding
             "The draft model did not fit beside the target",
             flags=_DRAFT_FLAGS,
         )
-    if stage == "pinned" or _is_pinned_pool(failure, stage):
+    if stage == "pinned" or _is_pinned_pool(facts, failure, stage):
         return say(
             "host_pinned_swap",
             0.75,
@@ -223,7 +236,7 @@ def _by_stage(facts: Facts, failure: Failure, stage: Stage, say: Say) -> Finding
     if stage == "repack":
         return say(
             "quant_repack",
-            0.85,
+            0.85 if is_quantized(facts) or find_stage(failure.frames) == "repack" else 0.6,
             "All weights were loaded; repacking them for the kernels needed one more copy than fits",
         )
     if stage == "slots" or (stage == "load" and facts.lora and part == "lora"):
@@ -287,16 +300,17 @@ def _by_stage(facts: Facts, failure: Failure, stage: Stage, say: Say) -> Finding
     return _profiling(facts, failure, say, part)
 
 
-def _is_pinned_pool(failure: Failure, stage: Stage) -> bool:
+def _is_pinned_pool(facts: Facts, failure: Failure, stage: Stage) -> bool:
     """Whether pinning failed: in code that keeps a part on the host, by a bare CUDA error.
 
-    The caching allocator of the GPU would give sizes.
+    The caching allocator of the GPU would give sizes. V0 makes the swap space right after the cache.
     """
+    old = facts.engine.engine == "vllm" and facts.is_v0 is True
     return (
         stage in ("kv", "load", "repack")
         and failure.oom is None
         and failure.match("cuda.oom_raw") is not None
-        and any(_HOST_HALF.match(frame) for frame in failure.frames)
+        and (any(_HOST_HALF.match(frame) for frame in failure.frames) or (old and stage == "kv"))
     )
 
 
