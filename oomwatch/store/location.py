@@ -12,8 +12,6 @@ from sqlalchemy.exc import ArgumentError
 
 from oomwatch.errors import OomwatchError
 
-SYSTEM_PATH: Final = "/var/lib/oomwatch/oomwatch.db"
-
 # SQLite's locks and its shared memory need one kernel to see all users of the file.
 _NETWORK: Final = frozenset({
     "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs",
@@ -26,18 +24,6 @@ _ESCAPE: Final = re.compile(r"\\([0-7]{3})")
 
 class StoreError(OomwatchError):
     """A store cannot be used; the message says why and what to do."""
-
-
-def default_path() -> Path:
-    """The service's database if there is one, else this person's own."""
-    system = Path(SYSTEM_PATH)
-    try:
-        if system.exists():
-            return system
-    except PermissionError:
-        return system  # it is there, and opening it will say who may read it
-    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(state) / "oomwatch" / "oomwatch.db"
 
 
 def parse_store(text: str) -> URL:

@@ -54,22 +54,26 @@ def prune_by_age(
 ) -> Iterator[int]:
     """Delete what is too old; yields the rows of each small transaction.
 
-    Raw samples wait until every tier has counted them. With `host_id` nothing goes in the hour
+    With `host_id` nothing goes in the hour
     after that host's clock was set: a wrong clock must not empty the store.
     """
     with connection.begin():
         if host_id is not None and _clock_is_new(connection, host_id, now_ms):
             return
-        counted = connection.scalar(select(func.min(schema.rollup_mark.c.until_ms)))
-    raw_until = now_ms - retention.raw_seconds * 1000
-    if counted is not None:
-        raw_until = min(raw_until, counted)
-    yield from _prune_raw(connection, raw_until // HOUR_MS * HOUR_MS)  # whole buckets
+        raw_until = _raw_until(connection, retention, now_ms)
+    yield from _prune_raw(connection, raw_until)
     yield from _prune_logs(connection, now_ms - retention.log_seconds * 1000)
     for step, seconds in retention.tier_seconds.items():
         yield from _prune_tier(connection, step, now_ms - seconds * 1000)
     yield from _prune_incidents(connection, now_ms - retention.incident_seconds * 1000)
     yield _prune_dictionaries(connection)
+
+
+def _raw_until(connection: Connection, retention: Retention, now_ms: int) -> int:
+    """Raw samples before this may go: every tier has counted them, and whole hours are left."""
+    counted = connection.scalar(select(func.min(schema.rollup_mark.c.until_ms)))
+    until = now_ms - retention.raw_seconds * 1000
+    return min(until, until if counted is None else int(counted)) // HOUR_MS * HOUR_MS
 
 
 def _clock_is_new(connection: Connection, host_id: int, now_ms: int) -> bool:
@@ -181,6 +185,32 @@ def _prune_dictionaries(connection: Connection) -> int:
     return deleted
 
 
+def count_too_old(connection: Connection, retention: Retention, now_ms: int) -> int:
+    """How many rows `prune_by_age` would delete, within the transaction that is open."""
+    raw_until = _raw_until(connection, retention, now_ms)
+    found = sum(_count_unpinned(connection, table.raw, raw_until) for table in schema.SAMPLES)
+    log_until = now_ms - retention.log_seconds * 1000
+    found += _count_unpinned(connection, schema.log_event, log_until)
+    for table in schema.SAMPLES:
+        tier = table.tier.c
+        for step in table.tier_steps:
+            until = now_ms - retention.tier_seconds[step] * 1000
+            old = select(func.count()).where(tier.step == step, tier.ts_ms < until)
+            found += connection.scalar(old) or 0
+    incident, until = schema.incident.c, now_ms - retention.incident_seconds * 1000
+    closed = select(func.count()).where(incident.state == "closed", incident.opened_ms < until)
+    return found + (connection.scalar(closed) or 0)
+
+
+def _count_unpinned(connection: Connection, table: Table, until_ms: int) -> int:
+    found, start, time = 0, 0, table.c.ts_ms
+    for low, high in [*_pinned(connection, until_ms), (until_ms, until_ms)]:
+        inside = select(func.count()).where(time >= start, time < min(low, until_ms))
+        found += connection.scalar(inside) or 0
+        start = max(start, high)
+    return found
+
+
 # ---------------------------------------------------------------- by size
 def size_of(connection: Connection) -> tuple[int, int] | None:
     """Bytes of the file, and bytes of it that hold data; None for a server."""
@@ -277,7 +307,7 @@ def _unpin(connection: Connection, now_ms: int) -> Iterator[int]:
 
 
 def vacuum(connection: Connection) -> Iterator[int]:
-    """Give free pages back to the filesystem, a megabyte a step; yields the pages left."""
+    """Give free pages back to the filesystem, a megabyte a step; yields 0 after each."""
     if connection.dialect.name != "sqlite":
         return
     raw, left = raw_connection(connection), 1
@@ -288,4 +318,4 @@ def vacuum(connection: Connection) -> Iterator[int]:
         (left,) = raw.execute("PRAGMA freelist_count").fetchone()
         if left >= before:
             return
-        yield left
+        yield 0

@@ -32,6 +32,7 @@ from oomwatch.store.rows import Event, Sample
 from oomwatch.store.session import WriteSession
 
 BATCH_LIMIT: Final = 2000  # records of a kind in one transaction; readers see it in between
+EARLY: Final = 4000  # records that wait are written before their time
 CHORE_SLICE_SECONDS: Final = 0.1  # of housekeeping between two writes
 _RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 
@@ -112,6 +113,8 @@ class StoreWriter:
         """Hand samples over, in order of time."""
         assert self._clock is not None, "start() comes first"  # noqa: S101 - wrong use
         self._lanes.add_samples(samples, self._clock.now())
+        if len(self._lanes) > EARLY and self._status.mode == "ok":
+            self._wake.set()
 
     def put_events(self, events: Iterable[Event], engine_id: str | None = None) -> None:
         """Hand over log lines and kernel events of one engine, in the order they were read."""
@@ -120,8 +123,9 @@ class StoreWriter:
         self._lanes.add_events(PendingEvent(event, engine_id, clock, now) for event in events)
 
     def save_incident(self, incident: StoredIncident) -> None:
-        """Store an incident, or what changed about it, within a second."""
+        """Store an incident, or what changed about it, at once."""
         self._lanes.add_incident(incident)
+        self._wake.set()
 
     def save_position(self, source: str, position: Mapping[str, Any]) -> None:
         """Store where a follower is, not before the lines that were handed over before."""

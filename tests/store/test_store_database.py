@@ -24,7 +24,7 @@ from oomwatch.store.database import (
     read_quick_check,
 )
 from oomwatch.store.dictionary import read_last_clock
-from oomwatch.store.location import StoreError, default_path, network_filesystem, parse_store
+from oomwatch.store.location import StoreError, network_filesystem, parse_store
 from oomwatch.store.queries import read_window
 from oomwatch.store.schema import metadata
 
@@ -88,13 +88,6 @@ def test_network_filesystems_are_known(tmp_path, path, kind):
 
 def test_without_mountinfo_no_filesystem_is_refused(tmp_path):
     assert network_filesystem(tmp_path, tmp_path / "none") is None
-
-
-def test_a_person_without_a_service_has_a_store_of_their_own(monkeypatch):
-    if Path("/var/lib/oomwatch").exists():
-        pytest.skip("the service is installed here")
-    monkeypatch.setenv("XDG_STATE_HOME", "/state")
-    assert default_path() == Path("/state/oomwatch/oomwatch.db")
 
 
 # ---------------------------------------------------------------- how
