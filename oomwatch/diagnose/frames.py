@@ -78,7 +78,7 @@ _STAGES: Final[tuple[tuple[Stage, re.Pattern[str]], ...]] = tuple(
         ("init", r":init_device\b"),
         (
             "serving",
-            r":(?:run_busy_loop|run_engine_loop|engine_step|_process_engine_step|worker_busy_loop|event_loop_\w+|_run_workers_async|generate|_engine_step_impl|step_async|Prefill|Decode|generate_token|engine_step|chat_completion_stream_generator|run_engine_loop_until_complete|_execute_worker_rpc)\b",
+            r":(?:run_busy_loop|run_engine_loop|engine_step|_process_engine_step|worker_busy_loop|event_loop_\w+|_run_workers_async|generate|_engine_step_impl|step_async|Prefill|Decode|generate_token|engine_step|chat_completion_stream_generator|run_engine_loop_until_complete|_execute_worker_rpc|execute_model|sample_tokens|run_batch|forward_batch_generation)\b",
         ),
     )
 )

@@ -11,6 +11,7 @@ from typing import Final
 from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.facts import Facts, cite, cite_failure
 from oomwatch.diagnose.rules.findings import NAMED_CHECK, NOTHING, STAGE, Rule, found
+from oomwatch.diagnose.rules.placing import shows_serving
 from oomwatch.records import Evidence, Finding
 from oomwatch.units import GIB, format_bytes
 
@@ -20,7 +21,7 @@ _FULL: Final = 1 * GIB
 
 def full_card(facts: Facts) -> Finding | None:
     """NCCL could not get GPU memory for its communicators, by its own line or by what NVML saw."""
-    if facts.served:
+    if shows_serving(facts):
         return None
     hit = facts.failing("nccl.oom")
     bare = facts.failing("nccl.cuda_error")

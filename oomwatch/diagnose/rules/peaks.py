@@ -27,6 +27,8 @@ _WORKSPACE: Final = 8 * GIB
 """One allocation of this size follows the context length, not the batch."""
 _FEW: Final = 16
 _MANY: Final = 64
+_LONG_STEP: Final = 1024
+"""Tokens of one step, or prompt tokens a second, that are prompts rather than decoding."""
 _TELLING: Final = ("logprobs", "encoder", "workspace", "speculation", "lora")
 """Parts that are known to need memory which the profile does not measure."""
 _SPREAD_RANK: Final = re.compile(r"(?:EP|DP)[1-9]")
@@ -225,10 +227,7 @@ def _by_part(facts: Facts, failure: Failure, part: Part | None, values: dict[str
             "The tokens sent to one rank's experts in one step needed more memory than was left",
         ),
     }
-    if part in named and not (
-        (part == "speculation" and not facts.speculative)
-        or (part == "moe" and not _spreads_experts(facts, failure))
-    ):
+    if part in named and not (part == "moe" and not _spreads_experts(facts, failure)):
         return named[part]
     if part == "logits" and tried >= GIB:
         # Sampled rows alone, a few hundred, stay under that at any vocabulary.
@@ -309,7 +308,7 @@ def _by_part(facts: Facts, failure: Failure, part: Part | None, values: dict[str
             0.7,
             f"A decode step of {format_count(running)} requests needed more memory than was left: it follows the number of requests, not the length of a prompt",
         )
-    return _activation(facts)
+    return _activation(facts, failure, values)
 
 
 def _many_rows(facts: Facts, failure: Failure, part: Part | None, values: dict[str, Any]) -> bool:
@@ -329,7 +328,7 @@ def _many_rows(facts: Facts, failure: Failure, part: Part | None, values: dict[s
 def _spreads_experts(facts: Facts, failure: Failure) -> bool:
     """Whether tokens travel to the experts of other ranks, so that one rank may get many."""
     who = f"{failure.line.process or ''} {failure.line.rank or ''}"
-    return facts.moe and bool(
+    return (facts.moe or find_part(failure.frames, failure.paths) == "moe") and bool(
         facts.argument(
             "--enable-expert-parallel", "--ep-size", "--enable-ep-moe", "--all2all-backend"
         )
@@ -338,11 +337,27 @@ def _spreads_experts(facts: Facts, failure: Failure) -> bool:
     )
 
 
-def _activation(facts: Facts) -> _Named:
+def _activation(facts: Facts, failure: Failure, values: dict[str, Any]) -> _Named:
+    confidence = 0.7 if failure.frames else 0.6
+    if _is_long_prefill(facts, failure, values):
+        confidence += 0.1
+    if failure.oom is None or failure.oom.free_bytes is None:
+        confidence -= 0.1  # a tenant or fragmentation would show in the figures
     return (
         "prefill_activation_peak",
-        0.8 if facts.loads or facts.said("vllm.dump_output") else 0.7,
+        confidence,
         "The activations of one step, a long prefill, needed more memory than the start-up profile had left beside the KV cache",
+    )
+
+
+def _is_long_prefill(facts: Facts, failure: Failure, values: dict[str, Any]) -> bool:
+    """Whether the lines just before show that a long prompt was being worked on."""
+    scheduled = values.get("scheduled_tokens")
+    if scheduled is not None:
+        return bool(scheduled >= _LONG_STEP)
+    load = facts.load_before(failure.line)
+    return load is not None and (
+        load.line.text.startswith("Prefill batch") or (load.prompt_rate or 0) >= _LONG_STEP
     )
 
 

@@ -77,7 +77,7 @@ def stage_of(facts: Facts, failure: Failure) -> Stage:
     # A relay or a sibling whose own frames end in the busy loop says nothing new; one in start-up
     # code does.
     for other in facts.failures:
-        if other is failure or (other.oom is None and not other.relayed):
+        if other is failure or not (other.relayed or other.match(*GPU_OOM) is not None):
             continue
         by_other = find_stage(other.frames, other.paths)
         if by_other not in (None, "serving") and any(
@@ -89,6 +89,13 @@ def stage_of(facts: Facts, failure: Failure) -> Stage:
     if stage == "serving" or facts.served or (facts.ready and not facts.run_failed_to_start):
         return "serving"
     return _by_log(facts, failure)
+
+
+def shows_serving(facts: Facts) -> bool:
+    """Whether the engine served: by what it printed, or by the frames of what failed."""
+    return facts.served or any(
+        find_stage(failure.frames, failure.paths) == "serving" for failure in facts.failures
+    )
 
 
 def amount_of(failure: Failure) -> str:

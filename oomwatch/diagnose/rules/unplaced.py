@@ -8,7 +8,7 @@ from typing import Final
 from oomwatch.diagnose.facts import Facts, cite, cite_failure
 from oomwatch.diagnose.frames import find_stage, telling_frame
 from oomwatch.diagnose.rules.findings import NAMED_CHECK, NOTHING, STAGE, Rule, found
-from oomwatch.diagnose.rules.placing import amount_of, gpu_failure, is_placeless
+from oomwatch.diagnose.rules.placing import amount_of, gpu_failure, is_placeless, shows_serving
 from oomwatch.diagnose.rules.startup_checks import oom_values
 from oomwatch.records import Finding
 
@@ -21,7 +21,7 @@ def communicator_buffers(facts: Facts) -> Finding | None:
     """NCCL found no GPU memory for a buffer while the engine served."""
     said = facts.said("nccl.oom")
     hit = facts.failing("nccl.oom")
-    if (said is None and hit is None) or not facts.served or gpu_failure(facts) is not None:
+    if (said is None and hit is None) or not shows_serving(facts) or gpu_failure(facts) is not None:
         return None
     order = hit[0].order if hit else said.order if said else None
     return found(
