@@ -210,8 +210,10 @@ def test_the_kernel_tells_of_an_engine_that_left_nothing_else(host):
     assert (diagnosis.verdict, cause(diagnosis)) == ("oom", "host_oom_kill")
 
 
-def test_a_kill_before_the_server_started_is_not_about_it(host):
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S+0000", time.gmtime(time.time() - 86400))
+@pytest.mark.parametrize("seconds_ago", [86400, -5])
+def test_a_kill_of_something_else_is_not_about_a_server_that_runs(host, seconds_ago):
+    at = time.gmtime(time.time() - seconds_ago)  # before it was started, and while it runs
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S+0000", at)
     (host.folder / "kernel.log").write_text(
         f"{stamp} h kernel: Out of memory: Killed process 4242 (python3) total-vm:9000000kB"
         ", anon-rss:8000000kB, file-rss:0kB, shmem-rss:0kB, UID:0 pgtables:1000kB oom_score_adj:0\n"

@@ -116,6 +116,9 @@ def _victim(facts: Facts, kills: Sequence[KernelCitation]) -> tuple[KernelCitati
 
 def _outlived(facts: Facts, kill: KernelCitation) -> bool:
     """Whether the engine went on after a process of some other group was killed, as if nothing was."""
+    running = facts.live and facts.tree_pids and not facts.ended
+    if running and not facts.failures and not facts.messengers:
+        return True  # it was found running, with nothing amiss
     comm = str(kill.event.fields.get("comm") or "")
     run = facts.run
     if run is None or kill.event.at is None or _in_trouble(facts) or not comm.startswith("python"):

@@ -79,6 +79,7 @@ def pool_allocation(facts: Facts) -> Finding | None:
             values={**values, "pool": second, "hybrid": True},
         )
     phase = fields.get("phase") or _phase_of(failure, load)
+    guessed = fields.get("phase") is None and load is None and not failure.frames
     leaked = facts.said("sglang.tree_tokens")
     if (
         usage is not None
@@ -137,7 +138,7 @@ def pool_allocation(facts: Facts) -> Finding | None:
     return found(
         facts,
         "kv_alloc_fail_prefill",
-        0.88,
+        0.88 if not guessed else 0.55,
         f"The KV pool had no room for the next prefill chunk: {format_count(asked)} tokens asked, {format_count(available)} available"
         + (", none of them evictable." if full.get("evictable_tokens") == 0 else "."),
         evidence,
