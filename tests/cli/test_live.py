@@ -311,3 +311,15 @@ def test_a_pid_that_is_no_engine_is_said(host):
     host.serve()
     diagnosis = host.diagnose(pids=(os.getpid(),))
     assert "no engine that is known" in detail(diagnosis, f"pid {os.getpid()}")
+
+
+def test_a_full_pool_of_last_week_is_no_news(host):
+    full = "".join(
+        f"(APIServer pid=41) INFO {stamp(7 * 1440 - n)} [loggers.py:127] Engine 000: Avg prompt "
+        "throughput: 0.0 tokens/s, Avg generation throughput: 90.0 tokens/s, Running: 3 reqs, "
+        "Waiting: 9 reqs, GPU KV cache usage: 99.0%, Prefix cache hit rate: 0.0%\n"
+        for n in range(1, 5)
+    )
+    old = LOG.replace(AT, stamp(8 * 1440)).replace(LATER, stamp(8 * 1440 - 1))
+    host.serve(old + full)
+    assert host.diagnose().verdict == "healthy"

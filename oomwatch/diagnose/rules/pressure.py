@@ -19,6 +19,7 @@ _FULL: Final = 0.97
 _HIGH: Final = 0.9
 _MOST: Final = 0.5
 _FEW: Final = 8
+_LATE_SECONDS: Final = 86400.0
 _STORM_PER_MINUTE: Final = 6.0
 """Preemptions a minute that cost real work; a few are harmless (taxonomy)."""
 
@@ -166,6 +167,9 @@ def saturation(facts: Facts) -> Finding | None:
     points = [p for p in points_of(facts) if p.kv is not None]
     if not points:
         return None
+    if facts.live and not facts.ended:  # of a server that runs, what it went through of late
+        now = points[-1].at or 0
+        points = [p for p in points if p.at is None or p.at > now - _LATE_SECONDS]
     full = [p for p in points if (p.kv or 0) >= _HIGH and (p.waiting or 0) > 0]
     if not full:
         return _next_does_not_fit(facts, points)
