@@ -1,0 +1,210 @@
+"""Gets one metrics page again and again over one connection that is kept open.
+
+For the resident agent: `http.client` costs 0.7 MiB of memory where `requests` costs 6, and a third
+of its time. The same cautions as in `metrics_fetch`: time and size are capped, redirects are not
+followed, and nothing of the environment (proxies, ``.netrc``) is used.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import socket
+import time
+import zlib
+from typing import Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from oomwatch.errors import (
+    NoDataError,
+    PermissionDeniedError,
+    SourceError,
+    SourceUnavailable,
+    UsageError,
+)
+from oomwatch.sources.metrics_fetch import metrics_url, shown_url
+
+_BLOCK_BYTES: Final = 256 * 1024
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+
+
+class FetchedPage(NamedTuple):
+    """The text of a page, and when the server began to answer, on both clocks."""
+
+    data: bytes
+    at: float
+    monotonic: float
+
+
+class PageConnection:
+    """One address. `fetch` is for one thread; `abort` may be called from another."""
+
+    def __init__(
+        self, url: str, *, connect_seconds: float, answer_seconds: float, max_bytes: int
+    ) -> None:
+        """Raises `UsageError` for what is no address of a page."""
+        url = metrics_url(url)
+        parts = urlsplit(url)
+        try:
+            self._host, self._port = parts.hostname or "", parts.port
+        except ValueError:
+            self._host, self._port = "", None
+        if parts.scheme not in ("http", "https") or not self._host:
+            raise UsageError(f"{url!r}: not an address that can be read")
+        self.shown = shown_url(url)
+        self._secure = parts.scheme == "https"
+        self._target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        self._headers = {
+            "Accept": "text/plain;version=0.0.4",
+            "Accept-Encoding": "identity",
+            "User-Agent": "oomwatch",
+        }
+        if parts.username is not None:
+            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+            self._headers["Authorization"] = f"Basic {base64.b64encode(user).decode()}"
+        self._connect_seconds = connect_seconds
+        self._answer_seconds = answer_seconds
+        self._max_bytes = max_bytes
+        self._connection: http.client.HTTPConnection | None = None
+        self._socket: socket.socket | None = None
+        self._reusable = False
+        self._aborted = False
+
+    def fetch(self) -> FetchedPage:
+        """The page. Every step may take as long as was said, and so may the whole body.
+
+        Raises:
+            NoDataError: there is no such page.
+            PermissionDeniedError: the server refuses.
+            SourceUnavailable: no answer, or cut short; trying again may help.
+            SourceError: too large, damaged, or a redirect.
+
+        """
+        self._reusable = False
+        try:
+            return self._fetch()
+        except TimeoutError:
+            raise SourceUnavailable(
+                f"{self.shown}: no answer within {self._answer_seconds:g} s"
+            ) from None
+        except (http.client.HTTPException, OSError) as error:
+            # What such an error says was written by the other side: only its kind is told.
+            raise SourceUnavailable(
+                f"{self.shown}: the connection was closed early ({type(error).__name__})"
+            ) from None
+        finally:
+            if not self._reusable:
+                self.close()
+
+    def abort(self) -> None:
+        """End a `fetch` that waits for an answer in another thread, and any later one."""
+        self._aborted = True
+        waiting = self._socket
+        if waiting is not None:
+            with contextlib.suppress(OSError):
+                waiting.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Let go of the connection; `fetch` opens another one."""
+        connection, self._connection, self._socket = self._connection, None, None
+        if connection is not None:
+            connection.close()
+
+    def _fetch(self) -> FetchedPage:
+        response = None
+        if self._connection is not None:
+            # The server may have closed a connection that was idle: that is no failure.
+            with contextlib.suppress(
+                http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError
+            ):
+                response = self._ask(self._connection)
+        if response is None:
+            self.close()
+            response = self._ask(self._connect())
+        at, monotonic = time.time(), time.monotonic()
+        with response:
+            self._check(response)
+            data = self._read(response, monotonic + self._answer_seconds)
+            self._reusable = not response.will_close
+        return FetchedPage(self._unpacked(data), at, monotonic)
+
+    def _connect(self) -> http.client.HTTPConnection:
+        made: http.client.HTTPConnection
+        if self._secure:
+            import ssl  # noqa: PLC0415 - 3 MB, only for addresses that want it
+
+            made = http.client.HTTPSConnection(
+                self._host,
+                self._port,
+                timeout=self._connect_seconds,
+                context=ssl.create_default_context(),
+            )
+        else:
+            made = http.client.HTTPConnection(self._host, self._port, timeout=self._connect_seconds)
+        try:
+            made.connect()
+        except OSError as error:
+            made.close()
+            if error.__class__.__module__ == "ssl":
+                reason = "the TLS connection failed"
+            else:
+                reason = "cannot connect; is the server running?"
+            raise SourceUnavailable(f"{self.shown}: {reason}") from None
+        made.sock.settimeout(self._answer_seconds)
+        self._connection, self._socket = made, made.sock
+        return made
+
+    def _ask(self, connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+        if self._aborted:
+            raise ConnectionAbortedError
+        connection.request("GET", self._target, headers=self._headers)
+        return connection.getresponse()
+
+    def _check(self, response: http.client.HTTPResponse) -> None:
+        status = response.status
+        if 300 <= status < 400:
+            raise SourceError(
+                f"{self.shown}: answers with a redirect, which is not followed; give its target"
+            )
+        if status in {401, 403}:
+            raise PermissionDeniedError(f"{self.shown}: answers {status}; it wants credentials")
+        if status == 404:
+            raise NoDataError(
+                f"{self.shown}: no metrics there (404); SGLang publishes them with "
+                "--enable-metrics only"
+            )
+        if status != 200:
+            raise SourceUnavailable(f"{self.shown}: answers {status}")
+
+    def _read(self, response: http.client.HTTPResponse, deadline: float) -> bytes:
+        blocks: list[bytes] = []
+        size = 0
+        while block := response.read1(_BLOCK_BYTES):
+            blocks.append(block)
+            size += len(block)
+            if size > self._max_bytes:
+                raise SourceError(self._too_large())
+            if time.monotonic() > deadline:
+                raise SourceUnavailable(
+                    f"{self.shown}: page not complete within {self._answer_seconds:g} s"
+                )
+        if response.length:
+            raise SourceUnavailable(f"{self.shown}: the connection was closed early")
+        return b"".join(blocks)
+
+    def _unpacked(self, data: bytes) -> bytes:
+        """The page itself: some proxies pack it though nobody asked."""
+        if not data.startswith(_GZIP_MAGIC):
+            return data
+        try:
+            unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+            data = unpacker.decompress(data, self._max_bytes + 1)
+        except zlib.error:
+            raise SourceError(f"{self.shown}: damaged gzip data") from None
+        if len(data) > self._max_bytes:
+            raise SourceError(self._too_large())
+        return data
+
+    def _too_large(self) -> str:
+        return f"{self.shown}: more than {self._max_bytes // 2**20} MiB, not a metrics page"

@@ -1,0 +1,202 @@
+"""Reads the metrics page of one engine for as long as it runs, in a thread of its own.
+
+An engine that is busy answers late, one that hangs not at all: only this thread waits, long, and
+how long is a figure like any other. Nothing is raised: what fails is said by `state`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from oomwatch.errors import OomwatchError
+from oomwatch.records import EngineSample
+from oomwatch.sources.metrics import MAX_PAGE_BYTES, MetricsPage, parse_metrics
+from oomwatch.sources.page_connection import PageConnection
+
+_log = logging.getLogger(__name__)
+
+CONNECT_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 60.0
+"""An engine in a long prefill, or that compiles, may take that long and be well."""
+MAX_PAUSE_SECONDS: Final = 10.0
+"""Between two tries to reach a server that is not there."""
+_FULL_SECONDS: Final = 0.9
+_STOP_SECONDS: Final = 0.15
+
+HandOn = Callable[[str, tuple[EngineSample, ...], float, float], None]
+"""Engine id, samples, monotonic time of the figures, latency of the whole page in seconds."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScrapeState:
+    """How it goes: `failing_since` (UTC) and `reason` are None while pages come."""
+
+    failing_since: float | None = None
+    reason: str | None = None
+    failures: int = 0
+    """In a row."""
+    last_at: float | None = None
+    """When the last good page came, UTC."""
+    latency_seconds: float | None = None
+    """Of the last good page, from the request to its last byte."""
+    waiting_seconds: float = 0.0
+    """How long the request in flight has waited; 0 where there is none."""
+
+
+class Scraper:
+    """One page, read every `interval_seconds` from `start` to `stop`.
+
+    Faster than once a second, the pages between are read without their histograms and
+    declarations: their samples have fewer names in `extra`, and `page` stays as it is.
+    """
+
+    def __init__(
+        self,
+        engine_id: str,
+        url: str,
+        hand_on: HandOn,
+        *,
+        interval_seconds: float = 1.0,
+        connect_seconds: float = CONNECT_SECONDS,
+        answer_seconds: float = ANSWER_SECONDS,
+        max_bytes: int = MAX_PAGE_BYTES,
+    ) -> None:
+        """Raises `UsageError` for what is no address."""
+        self.engine_id = engine_id
+        self._connection = PageConnection(
+            url,
+            connect_seconds=connect_seconds,
+            answer_seconds=answer_seconds,
+            max_bytes=max_bytes,
+        )
+        self._hand_on = hand_on
+        self._interval_seconds = interval_seconds
+        self._state = ScrapeState()
+        self._page: MetricsPage | None = None
+        self._full_at = -_FULL_SECONDS
+        self._in_flight_since: float | None = None
+        self._stopped = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"scrape {engine_id}", daemon=True)
+
+    def start(self) -> None:
+        """Read the first page now."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Read no more and hand nothing on; returns at once, whatever the server does."""
+        self._stopped = True
+        self._wake.set()
+        self._connection.abort()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_SECONDS)
+
+    @property
+    def interval_seconds(self) -> float:
+        """Seconds between the beginnings of two readings; may be set at any time."""
+        return self._interval_seconds
+
+    @interval_seconds.setter
+    def interval_seconds(self, seconds: float) -> None:
+        if seconds != self._interval_seconds:
+            self._interval_seconds = seconds
+            self._wake.set()
+
+    @property
+    def state(self) -> ScrapeState:
+        """How it goes."""
+        since = self._in_flight_since
+        waiting = 0.0 if since is None else time.monotonic() - since
+        return dataclasses.replace(self._state, waiting_seconds=waiting)
+
+    @property
+    def page(self) -> MetricsPage | None:
+        """The last page that was read in full: its configuration, what it lacks, what is new."""
+        return self._page
+
+    # ---------------------------------------------------------------- the thread
+    def _run(self) -> None:
+        last = time.monotonic()
+        while not self._stopped:
+            self._scrape()
+            now = time.monotonic()
+            # Keep step; after a late page go on from now instead of catching up.
+            while (due := last + self._pause_seconds()) > now and not self._stopped:
+                self._wake.wait(due - now)
+                self._wake.clear()
+                now = time.monotonic()
+            last = max(due, now - self._pause_seconds())
+        self._connection.close()
+
+    def _pause_seconds(self) -> float:
+        """The interval, or more where nobody is there to be asked."""
+        failures = min(self._state.failures, 10)
+        backed_off = min(MAX_PAUSE_SECONDS, self._interval_seconds * 2.0 ** max(0, failures - 1))
+        return max(self._interval_seconds, backed_off)
+
+    def _scrape(self) -> None:
+        started = self._in_flight_since = time.monotonic()
+        try:
+            fetched = self._connection.fetch()
+            ended = time.monotonic()
+            self._in_flight_since = None
+            samples = self._read(fetched.data, fetched.at, fetched.monotonic)
+        except OomwatchError as error:
+            self._failed(str(error))
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not end the thread
+            if not self._stopped:
+                _log.exception("reading %s", self._connection.shown)
+                self._failed(f"{self._connection.shown}: {type(error).__name__}")
+        else:
+            self._state = ScrapeState(last_at=fetched.at, latency_seconds=ended - started)
+            self._give(samples, fetched.monotonic, ended - started)
+        finally:
+            self._in_flight_since = None
+
+    def _read(self, data: bytes, at: float, monotonic: float) -> tuple[EngineSample, ...]:
+        full = monotonic - self._full_at >= _FULL_SECONDS
+        shown = self._connection.shown
+        page = parse_metrics(data if full else thin_page(data), source=shown, at=at)
+        if page.engine is None:
+            raise OomwatchError(
+                f"{shown}: no vLLM or SGLang figures; vLLM hides them with --disable-log-stats, "
+                "SGLang shows them with --enable-metrics"
+            )
+        if full:
+            self._full_at, self._page = monotonic, page
+        return page.samples
+
+    def _give(self, samples: tuple[EngineSample, ...], at: float, latency_seconds: float) -> None:
+        if self._stopped:
+            return
+        try:
+            self._hand_on(self.engine_id, samples, at, latency_seconds)
+        except Exception:  # noqa: BLE001 - nor one of whoever takes the figures
+            _log.exception("handing on the figures of %s", self._connection.shown)
+
+    def _failed(self, reason: str) -> None:
+        if self._stopped:
+            return
+        before = self._state
+        self._state = dataclasses.replace(
+            before,
+            failing_since=before.failing_since or time.time(),
+            reason=reason,
+            failures=before.failures + 1,
+        )
+
+
+def thin_page(data: bytes) -> bytes:
+    """A page without its declarations and the buckets of its histograms: a third of the work."""
+    return b"\n".join(
+        [
+            line
+            for line in data.split(b"\n")
+            if line[:1] != b"#" and b"_bucket{" not in line and b"_created{" not in line
+        ]
+    )
