@@ -88,6 +88,8 @@ def stage_of(facts: Facts, failure: Failure) -> Stage:
         return _refined(facts, failure, stage)
     if stage == "serving" or facts.served or (facts.ready and not facts.run_failed_to_start):
         return "serving"
+    if not is_placed_by_lines(facts) and shows_serving(facts):
+        return "serving"
     return _by_log(facts, failure)
 
 
@@ -122,9 +124,14 @@ def is_placeless(facts: Facts, failure: Failure) -> bool:
 
 def is_placed(facts: Facts, failure: Failure) -> bool:
     """Whether a frame or a line of the start tells the stage, so that it is no guess."""
-    run = facts.run
     if any(find_stage(f.frames, f.paths) is not None for f in (failure, *facts.failures)):
         return True
+    return is_placed_by_lines(facts)
+
+
+def is_placed_by_lines(facts: Facts) -> bool:
+    """Whether the input holds lines of the start."""
+    run = facts.run
     kinds = {event.pattern.kind for event in run.events} if run else set()
     return bool(kinds & {"identity", "stage", "capacity"})
 
