@@ -46,7 +46,7 @@ _NAMES: Final = {
 }
 _IDS_AT_ONCE: Final = 500
 
-Values = tuple[Any, ...]
+Values = Sequence[Any]
 
 
 def build(

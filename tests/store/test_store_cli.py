@@ -151,7 +151,7 @@ def test_prune_says_first_and_deletes_then(store):
 
 def test_prune_by_size_gives_space_back(sqlite_store):
     start = time.time() - 20 * 3600
-    for hour in range(7):
+    for hour in range(9):
         sqlite_store.write(
             *(
                 type(GPU)(start + hour * 3600 + n, gpu, used_bytes=2**36 + n, free_bytes=n + 2**33)
@@ -159,9 +159,9 @@ def test_prune_by_size_gives_space_back(sqlite_store):
                 for gpu in range(8)
             )
         )
-    found = json.loads(run("prune", "--store", sqlite_store.text, "--max-size", "17MiB", "--json"))
-    assert found["file_bytes_after"] < 9 * 1024**2 < found["file_bytes_before"]
-    assert 0 < found["rows"] < 201_600
+    found = json.loads(run("prune", "--store", sqlite_store.text, "--max-size", "16MiB", "--json"))
+    assert found["file_bytes_after"] < 8 * 1024**2 < found["file_bytes_before"]
+    assert 0 < found["rows"] < 259_200
 
 
 @pytest.mark.parametrize(
