@@ -11,6 +11,7 @@ from oomwatch.diagnose.assemble import assemble
 from oomwatch.diagnose.facts import Facts
 from oomwatch.diagnose.inputs import Inputs
 from oomwatch.diagnose.ledger import build_ledgers
+from oomwatch.diagnose.privacy import without_secrets
 from oomwatch.diagnose.rules import RULES
 from oomwatch.diagnose.rules.findings import FAILURES, KERNEL, NOTHING, REQUEST
 from oomwatch.diagnose.rules.processes import exit_evidence
@@ -84,15 +85,17 @@ def diagnose(inputs: Inputs) -> Diagnosis:
     verdict = _verdict(incidents, () if failed else risks, all_facts, inputs)
     if verdict == "unknown" and not any(i.finding.unseen for i in incidents):
         sources += _what_is_missing(all_facts, inputs)
-    return Diagnosis(
-        verdict=verdict,
-        generated_at=inputs.generated_at,
-        host=inputs.host,
-        engines=engines,
-        gpus=_gpus(inputs),
-        incidents=tuple(incidents),
-        risks=tuple(r for r in risks if verdict != "not_oom" or is_orphan(r.finding)),
-        sources=tuple(sources),
+    return without_secrets(
+        Diagnosis(
+            verdict=verdict,
+            generated_at=inputs.generated_at,
+            host=inputs.host,
+            engines=engines,
+            gpus=_gpus(inputs),
+            incidents=tuple(incidents),
+            risks=tuple(r for r in risks if verdict != "not_oom" or is_orphan(r.finding)),
+            sources=tuple(sources),
+        )
     )
 
 
