@@ -273,6 +273,13 @@ def _load_rises(facts: Facts) -> bool:
     return last > 1.4 * first + 1
 
 
+def _rests(facts: Facts) -> bool:
+    """Whether nothing was asked of the engine in the last part of the window, after it had worked."""
+    running = [s.running for s in facts.series.engine if s.running is not None]
+    part = len(running) * 2 // 5
+    return part >= 3 and max(running) > 0 and not any(running[-part:])
+
+
 def _card(facts: Facts) -> str:
     """What the GPUs did meanwhile, for the sentence; empty if that is not known."""
     gpus = facts.series.gpus.values()
@@ -312,8 +319,8 @@ def warm_up(facts: Facts) -> Finding | None:
         and p.rss.seconds >= _LEAST_SECONDS
         and p.rss.first > 256 * MIB
     ]
-    if not settled:
-        return None
+    if not settled or _rests(facts):
+        return None  # what stands still because nothing is asked of it has not settled
     lead = max(settled, key=lambda p: p.rss.grown)
     if facts.failures or (
         facts.run is not None
