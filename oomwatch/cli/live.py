@@ -41,9 +41,12 @@ def gather_live(gatherer: Gatherer) -> None:
     from oomwatch.sources.nvml import Roots
 
     begun = time.monotonic()
-    gatherer.live = True
-    found = discover(roots=Roots(proc=gatherer.options.places.proc_root))
+    options = gatherer.options
+    found = discover(roots=Roots(proc=options.places.proc_root))
     engines = _wanted(gatherer, found)
+    if options.pids and not engines and not options.live:
+        return  # what the host says besides is about nothing that was asked for
+    gatherer.live = True
     readings = {
         engine.recorded.id: Readings(engine.recorded.metrics_url)
         for engine in engines
@@ -288,10 +291,13 @@ def _add_ended(gatherer: Gatherer, engines: list[DiscoveredEngine]) -> None:
             )
         return
     last, *others = ended
-    if engines and last.kind == "copy":
+    if engines and last.kind == "copy" and gatherer.logs:
         return  # what the orphans' own log says is about them
     try:
-        gatherer.add_ended(last)
+        if engines and last.kind == "copy":  # `oomwatch run` went with the server that it ran
+            gatherer.add_log_file(last.name, engines[0].recorded.id)
+        else:
+            gatherer.add_ended(last)
         said = f"no server runs here now; the last one, {_named(last)}, {_how(last)} and was read"
     except OomwatchError as error:
         said = f"no server runs here now; the last one, {_named(last)}, {_how(last)}: {error}"

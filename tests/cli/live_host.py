@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from oomwatch.records import Diagnosis
 SERVER = """
 import http.server, os, subprocess, sys, time
 folder = os.environ["STAND_IN"]
+print(open(folder + "/banner").read(), end="", flush=True)
 begun = time.time()
 core = subprocess.Popen(
     ["bash", "-c", "(exec -a VLLM::Worker sleep 60) & exec -a VLLM::EngineCore sleep 60"]
@@ -101,22 +102,25 @@ class LiveHost:
         self.log = folder / "server.log"
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def serve(self, log: str = LOG, *, port: int = 0, **state: Any) -> int:
-        """A server that wrote this log and whose page says this; its pid."""
-        self.log.write_text(log)
+    def serve(
+        self, log: str = LOG, *, port: int = 0, launcher: Sequence[str] = (), **state: Any
+    ) -> int:
+        """A server that prints this log and whose page says this; the pid that was started."""
+        (self.folder / "banner").write_text(log)
         (self.folder / "state").write_text(repr(IDLE | state))
         words = [sys.executable, str(self.program), "serve", "/models/m", "--port", str(port)]
         with self.log.open("ab") as file:
             child = subprocess.Popen(
-                words,
-                stdout=file,
+                [*launcher, *words],
+                stdout=subprocess.DEVNULL if launcher else file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=os.environ | {"STAND_IN": str(self.folder)},
+                env=os.environ
+                | {"STAND_IN": str(self.folder), "TMPDIR": str(self.folder / "copies")},
             )
         self._started.append(child)
         self.wait_for((self.folder / "ready").exists)
-        self.wait_for(lambda: len(self._session(child.pid)) >= 3)
+        self.wait_for(lambda: len(self._session(child.pid)) >= (4 if launcher else 3))
         for pid in self._session(child.pid):
             (self.proc / str(pid)).symlink_to(f"/proc/{pid}")
         return child.pid

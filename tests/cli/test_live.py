@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,16 +13,21 @@ from pathlib import Path
 import pytest
 from live_host import AT, LATER, LOG, REFUSED, LiveHost, stamp
 
-from oomwatch.cli import readings
+from oomwatch.cli import live, readings
 from oomwatch.cli.diagnose import exit_status
-from oomwatch.records import Diagnosis
+from oomwatch.diagnose.assemble import one_sample
+from oomwatch.diagnose.inputs import PageInput
+from oomwatch.errors import NoInputError
+from oomwatch.records import Diagnosis, EngineSample, Evidence
 from oomwatch.report.text import render_text
 
 pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="stand-ins need bash's exec -a")
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[LiveHost]:
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveHost]:
+    monkeypatch.setattr(readings, "WINDOW_SECONDS", 1.0)
+    monkeypatch.setattr(live, "_SECOND_LOOK_SECONDS", 0.5)
     made = LiveHost(tmp_path)
     yield made
     made.close()
@@ -117,10 +123,12 @@ def test_a_stopped_worker_is_named(host):
     host.serve(tokens=50, running=1)
     worker = host.pid_of("VLLM::Worker")
     host.kill(worker, signal.SIGSTOP)
+    host.wait_for(lambda: _state(worker) == "T")
     diagnosis = host.diagnose()
     assert (diagnosis.verdict, cause(diagnosis)) == ("not_oom", "rpc_timeout_hang")
     assert f"kill -CONT {worker}" in diagnosis.incidents[0].finding.summary
     host.kill(worker, signal.SIGCONT)
+    host.wait_for(lambda: _state(worker) != "T")
     assert host.diagnose().verdict == "healthy"
 
 
@@ -167,10 +175,14 @@ def test_an_orphan_that_goes_by_itself_is_no_finding(host):
 
 
 def _is_dead(pid: int) -> bool:
+    return _state(pid) in "ZX"
+
+
+def _state(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return True
+        return "X"
 
 
 DIED = (
@@ -299,6 +311,41 @@ def test_the_output_that_run_kept_is_read(host):
     assert "oomwatch-run-x.log" in detail(diagnosis, "engines")
 
 
+def test_a_server_under_run_is_read_through_the_copy_that_run_keeps(host):
+    runner = host.serve(launcher=[sys.executable, "-m", "oomwatch", "run", "--"])
+    diagnosis = host.diagnose()
+    (engine,) = diagnosis.engines
+    assert (diagnosis.verdict, engine.kv_tokens, engine.version) == ("healthy", 4096, "0.11.0")
+    assert runner not in engine.pids
+    host.kill(engine.pids[0], signal.SIGKILL)
+    host.wait_for(lambda: _is_dead(runner))
+    later = host.diagnose()
+    assert later.engines[0].kv_tokens == 4096
+    assert any("oomwatch-run-" in evidence.where for evidence in _evidence(later)) or (
+        "oomwatch-run-" in detail(later, "engines")
+    )
+
+
+def _evidence(diagnosis: Diagnosis) -> list[Evidence]:
+    found = [*diagnosis.incidents, *diagnosis.risks]
+    return [evidence for one in found for evidence in one.finding.evidence]
+
+
+def test_the_engines_of_a_data_parallel_server_are_taken_together():
+    samples = (
+        EngineSample(1.0, "0", running=2, kv_usage_ratio=0.2, generation_tokens_total=10),
+        EngineSample(1.0, "1", running=3, waiting=4, kv_usage_ratio=0.9, extra={"x_total": 1.0}),
+    )
+    together = one_sample(PageInput("page", "vllm", samples))
+    assert together is not None
+    assert (together.running, together.waiting, together.kv_usage_ratio) == (5, 4, 0.9)
+    assert together.generation_tokens_total == 10
+    assert together.preemptions_total is None  # unknown of both, not 0
+    assert together.extra == {"x_total": 1.0}
+    assert one_sample(PageInput("page", "vllm", samples[:1])) == samples[0]
+    assert one_sample(PageInput("page", "vllm", ())) is None
+
+
 def test_a_server_that_runs_again_shows_why_it_died_before(host):
     again = LOG.replace(AT, stamp(20)).replace(LATER, stamp(19)).replace("pid=4", "pid=5")
     host.serve(REFUSED + again)
@@ -309,8 +356,8 @@ def test_a_server_that_runs_again_shows_why_it_died_before(host):
 
 def test_a_pid_that_is_no_engine_is_said(host):
     host.serve()
-    diagnosis = host.diagnose(pids=(os.getpid(),))
-    assert "no engine that is known" in detail(diagnosis, f"pid {os.getpid()}")
+    with pytest.raises(NoInputError, match=f"process {os.getpid()} is no engine"):
+        host.diagnose(pids=(os.getpid(),))
 
 
 def test_a_full_pool_of_last_week_is_no_news(host):
