@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from oomwatch.diagnose.endings import Ending, endings
+from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.facts import Facts, KernelCitation, cite
 from oomwatch.diagnose.rules import host_serving
 from oomwatch.diagnose.rules.findings import (
@@ -28,12 +29,6 @@ _ENGINE_COMM: Final = re.compile(
     r"(?i)^(?:VLLM|vllm|sglang|python|ray::|pt_main|llama|ollama|text-gener|tgi|lmdeploy|Worker|EngineCore|api_server)"
 )
 _COMPILER_COMM: Final = re.compile(r"^(?:cicc|nvcc|ptxas|cc1plus|ninja|c\+\+|g\+\+|clang)")
-_KILLED_FOR_MEMORY: Final = (
-    "exit.systemd_oom",
-    "exit.oom_result",
-    "exit.oom_reason",
-    "exit.oom_container",
-)
 _MOMENT: Final = 5.0
 """Seconds between the clocks of the kernel's log and the engine's that mean nothing."""
 
@@ -206,7 +201,7 @@ def _last_words(facts: Facts) -> list[Evidence]:
         "vllm.worker_died",
         "vllm.worker_died_v0",
         "sglang.child_died",
-        *_KILLED_FOR_MEMORY,
+        *host_serving.KILLED_FOR_MEMORY,
     )
     return [cite(event.line)] if event else []
 
@@ -278,7 +273,7 @@ def _killed_line(facts: Facts) -> Ending | None:
 
 def counted_kill(facts: Facts) -> Finding | None:
     """The cgroup counted an OOM kill, or the unit was killed for memory, without a kernel line."""
-    said = facts.said(*_KILLED_FOR_MEMORY)
+    said = facts.said(*host_serving.KILLED_FOR_MEMORY)
     if (
         (facts.series.oom_kills <= 0 and said is None)
         or any(c.event.kind == "oom_kill" for c in facts.kernel)
@@ -397,6 +392,12 @@ def driver_no_memory(facts: Facts) -> Finding | None:
     )
 
 
+def _is_hang(failure: Failure) -> bool:
+    """Whether a failure only says that another process stopped answering."""
+    causes = {pattern.cause for pattern, _ in failure.matches if pattern.cause}
+    return bool(causes) and causes <= {"rpc_timeout_hang", "nccl_watchdog"}
+
+
 def silent_unified_growth(facts: Facts) -> Finding | None:
     """On a shared-memory board the host ran dry while serving, and the worker is gone without a word."""
     trend = facts.series.available
@@ -405,7 +406,7 @@ def silent_unified_growth(facts: Facts) -> Finding | None:
         not facts.unified
         or trend is None
         or not total
-        or facts.failures
+        or any(not _is_hang(failure) for failure in facts.failures)
         or not (facts.served or facts.series.engine)
     ):
         return None
