@@ -10,6 +10,7 @@ from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.inputs import Inputs, PageInput
 from oomwatch.diagnose.runs import Run
 from oomwatch.engines import commandline, flags, versions
+from oomwatch.engines.patterns import LARGEST
 from oomwatch.records import EngineFacts, Phase, RecordedEngine, Series
 
 _BLOCK: Final = 16
@@ -75,6 +76,7 @@ def describe_engine(
         max_model_len=length,
         gpu_name=gpu_name,
     )
+    in_force = {flag: value for flag, value in in_force.items() if not _is_damaged(value)}
     if engine == "sglang" and "running_count" in numbers:
         in_force.setdefault("--max-running-requests", numbers["running_count"])
     block = _integer(in_force.get("--block-size")) or _BLOCK
@@ -135,6 +137,11 @@ def describe_engine(
         model_config=inputs.model_config,
         gpu_name=gpu_name,
     )
+
+
+def _is_damaged(value: object) -> bool:
+    """Whether it is a number that no server can have taken, such as infinity."""
+    return isinstance(value, int | float) and not abs(value) < LARGEST
 
 
 def _command(inputs: Inputs, recorded: RecordedEngine | None) -> str | tuple[str, ...] | None:

@@ -64,6 +64,17 @@ _ANNOUNCES: Final = re.compile(
 _WORKER_EXCEPTION: Final = re.compile(
     r"^Exception in worker \S+ while processing method (?P<method>\w+)[:.] ?(?P<text>.*)"
 )
+_ENDS_MESSAGE: Final = (
+    "Process ",
+    "The above exception",
+    "During handling",
+    "Killed",
+    "Terminated",
+    "Segmentation fault",
+    "Fatal Python error",
+    "terminate called",
+)
+"""What begins a new line of its own, however bare."""
 _SEVERE: Final = ("ERROR", "CRITICAL", "FATAL")
 _CUT_AT_START: Final = 40
 """Lines from the start of the input in which bare frames count although their header is missing."""
@@ -296,9 +307,7 @@ class Extractor:
         text = line.text
         if len(message.parts) >= 14 or sum(map(len, message.parts)) > _MAX_MESSAGE:
             return False
-        if _TRACEBACK in text or text.startswith(
-            ("Process ", "The above exception", "During handling")
-        ):
+        if _TRACEBACK in text or text.startswith(_ENDS_MESSAGE):
             return False
         if text[:1].isspace() and _FRAME.match(text):
             return False

@@ -26,6 +26,9 @@ _NOT_PROSE: Final = re.compile(
     r"The above exception was|During handling of|Compile with|For debugging|Search for|Please |Setting |Using |Loading "
 )
 
+_BINARY: Final = 10
+"""One unreadable byte in so many characters: a log in a foreign encoding is mostly ASCII."""
+
 
 class Form:
     """Looks at the lines of one text, in order."""
@@ -39,10 +42,14 @@ class Form:
         self._by_program = 0
         self._blank = True
         self._title = False
+        self._characters = 0
+        self._unreadable = 0
 
     def look_at(self, line: LogLine) -> None:
         """Take the next line into account."""
         text = line.text
+        self._characters += len(text)
+        self._unreadable += text.count("\ufffd")
         if line.stream is not None or (line.at is not None and not line.prefixed):
             self._by_program += 1
         if line.prefixed:
@@ -67,6 +74,11 @@ class Form:
             )
         self._blank = not stripped
         self._title = 3 <= len(text) <= 80 and not text[0].isspace() and "Error" not in text
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether much of it is bytes that are no text, and no program's line is among them."""
+        return self._by_program == 0 and self._unreadable * _BINARY > self._characters
 
     @property
     def is_document(self) -> bool:

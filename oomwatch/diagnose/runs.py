@@ -15,6 +15,7 @@ from typing import Any, Final
 from oomwatch.diagnose.events import Extractor, Failure, LogEvent
 from oomwatch.diagnose.form import Form
 from oomwatch.engines.common import PATTERNS as COMMON
+from oomwatch.engines.patterns import LARGEST
 from oomwatch.records import LogLine
 
 STAGES: Final = (
@@ -136,6 +137,8 @@ class Run:
     """Lines that carry an engine's own prefix, outside quotations."""
     is_document: bool = False
     """Whether this is prose that quotes logs (a README, an issue), so that nothing in it happened."""
+    is_binary: bool = False
+    """Whether this is no text at all."""
 
     def find(self, *ids: str) -> LogEvent | None:
         """The first event of one of these patterns, or None."""
@@ -236,6 +239,8 @@ class RunBuilder:
         """Every run that said something, oldest first."""
         for item in self._extractor.close():
             self._take(item)
+        if self._form.is_binary and all(run.is_empty for run in self.runs):
+            return [Run(is_binary=True, lines=sum(run.lines for run in self.runs))]
         if self._form.is_document:
             # Nothing that a document quotes has happened.
             return [Run(is_document=True, lines=sum(run.lines for run in self.runs))]
@@ -414,9 +419,11 @@ def _sglang_load(line: LogLine, text: str) -> Load:
         name, separator, number = part.partition(": ")
         if separator:
             try:
-                values[name.strip()] = float(number.strip().rstrip(","))
+                value = float(number.strip().rstrip(","))
             except ValueError:
                 continue
+            if abs(value) < LARGEST:  # neither infinite nor "nan"
+                values[name.strip()] = value
     pools = {
         name.removesuffix(" token usage").removesuffix(" usage"): value
         for name, value in values.items()

@@ -150,8 +150,8 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     Pattern(
         "exit.killed",
         "lifecycle",
-        "Killed",
-        r"^(?:.{0,160}: line \d+:\s+\d+ )?Killed(?:\s+\S.{0,200})?$",
+        "illed",
+        r"^(?:(?:.{0,160}: line \d+:\s+\d+ |\[\d+\][+-]?\s+(?:\d+ )?)?Killed(?:\s{2,}\S.{0,200})?$|zsh: killed\b)",
         "Killed",
         "..",
     ),
@@ -177,7 +177,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     Pattern(
         "exit.systemd",
         "lifecycle",
-        "code=killed",
+        "code=",
         r"code=(?:killed|dumped), status=(?P<status>\d+)/(?P<signal>\w+)",
         "vllm.service: Main process exited, code=killed, status=9/KILL",
         "..",
@@ -195,7 +195,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "crash.native",
         "lifecycle",
         "",
-        r"(?:^Fatal Python error: (?P<signal>Segmentation fault|Bus error|Illegal instruction|Aborted)|^!+ (?P<signal2>Segfault|SIGSEGV|SIGBUS|SIGILL) encountered|\*\*\* (?P<signal3>SIG(?:SEGV|BUS|ILL)) .{0,80}received|^(?P<signal4>Segmentation fault|Bus error|Illegal instruction)(?: \(core dumped\))?|(?P<signal5>Segmentation fault|Bus error)(?: \(core dumped\))$|Caught signal \d+ \((?P<signal6>[^:)]+))",
+        r"(?:^Fatal Python error: (?P<signal>Segmentation fault|Bus error|Illegal instruction|Aborted)|^!+ (?P<signal2>Segfault|SIGSEGV|SIGBUS|SIGILL) encountered|\*\*\* (?P<signal3>SIG(?:SEGV|BUS|ILL)) .{0,80}received|^(?P<signal4>Segmentation fault|Bus error|Illegal instruction)(?: \(core dumped\))?|^.{0,160}: line \d+:\s+\d+ (?P<signal7>Segmentation fault|Bus error|Illegal instruction|Aborted)|(?P<signal5>Segmentation fault|Bus error)(?: \(core dumped\))$|Caught signal \d+ \((?P<signal6>[^:)]+))",
         "Fatal Python error: Segmentation fault",
         "..",
     ),

@@ -102,6 +102,10 @@ _CONVERTERS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
 }
 
 
+LARGEST: Final = 10.0**18
+"""No size, count or rate of a log is as large; what is, is damage. Compares false to NaN too."""
+
+
 def convert(groups: Mapping[str, str | None]) -> dict[str, Any]:
     """Named groups as values in base units; absent groups and unreadable numbers are left out."""
     values: dict[str, Any] = {}
@@ -119,7 +123,7 @@ def convert(groups: Mapping[str, str | None]) -> dict[str, Any]:
             value = convert_one(text)
         except (ValueError, OverflowError):
             continue
-        if value is not None:
+        if value is not None and abs(value) < LARGEST:
             values.setdefault(base.removesuffix(suffix) + key, value)
     return values
 

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import pytest
+from logtext import OOM, READY, SERVED, START, inputs_of, lines_of, raised
+
+from oomwatch.diagnose.logs import read_runs
+from oomwatch.diagnose.runs import STAGES, Run, RunBuilder, build_runs
+
+
+def runs_of(text: str) -> list[Run]:
+    return build_runs(lines_of(text))
+
+
+@pytest.mark.parametrize(
+    ("lines", "stage"),
+    [(1, "init"), (3, "load"), (4, "loaded"), (5, "kv")],
+)
+def test_the_stage_is_the_last_one_that_was_reached(lines: int, stage: str) -> None:
+    (run,) = runs_of("".join(START.splitlines(keepends=True)[:lines]))
+    assert run.stage == stage
+    assert run.engine == "vllm"
+    assert run.version == "0.11.0"
+
+
+def test_ready_and_served_are_told_apart() -> None:
+    assert (runs_of(START + READY)[0].stage, runs_of(START + READY)[0].served) == ("ready", False)
+    assert (runs_of(START + READY + SERVED)[0].stage, runs_of(START + SERVED)[0].served) == (
+        "serving",
+        True,
+    )
+    assert STAGES.index("serving") == len(STAGES) - 1
+
+
+def test_a_banner_after_a_failure_begins_a_new_run() -> None:
+    second = START.replace("pid=1)", "pid=2)").replace("pid=171", "pid=400").replace(" 09:", " 10:")
+    runs = runs_of(START + raised("ValueError: x", "a.py:f") + second)
+    assert [len(run.failures) for run in runs] == [1, 0]
+    assert [sorted(run.pids) for run in runs] == [[1, 171], [2, 400]]
+
+
+def test_several_api_servers_of_one_start_are_one_run() -> None:
+    banner = START.splitlines(keepends=True)[0]
+    servers = "".join(
+        banner.replace("(APIServer pid=1)", f"(ApiServer_{i} pid={10 + i})") for i in range(4)
+    )
+    assert len(runs_of(servers + START.split("\n", 1)[1])) == 1
+
+
+def test_figures_of_ranks_are_kept_apart() -> None:
+    lines = "".join(
+        f"(Worker_TP{rank} pid={30 + rank}) INFO 11-20 09:15:10 [gpu_worker.py:298] Available KV cache memory: {gib} GiB\n"
+        for rank, gib in enumerate((54.5, 3.25))
+    )
+    (run,) = runs_of(START + lines)
+    assert min(run.by_rank["kv_bytes"].values()) == round(3.25 * 2**30)
+    assert len(run.by_rank["kv_bytes"]) == 3
+
+
+PRINTED = f'look:\nTraceback (most recent call last):\n  File "/a/m.py", line 1, in f\ntorch.OutOfMemoryError: {OOM}\nKilled\n'
+
+
+def test_a_printed_prompt_is_forgotten_when_the_server_goes_on() -> None:
+    (run,) = runs_of(START + READY + SERVED + PRINTED + SERVED)
+    assert run.failures == []
+    assert run.find("exit.killed") is None
+    assert run.ended is None
+
+
+def test_the_same_lines_count_when_nothing_follows() -> None:
+    (run,) = runs_of(START + READY + SERVED + PRINTED)
+    assert [f.name for f in run.failures] == ["torch.OutOfMemoryError"]
+    assert run.ended is not None
+
+
+def test_what_a_program_introduces_is_kept_although_it_goes_on() -> None:
+    text = PRINTED.replace("look:", "ERROR:    Exception in ASGI application")
+    (run,) = runs_of(START + READY + SERVED + text + SERVED)
+    assert [f.name for f in run.failures] == ["torch.OutOfMemoryError"]
+
+
+def test_an_interrupt_is_a_request_to_stop() -> None:
+    (run,) = runs_of(
+        START
+        + 'Traceback (most recent call last):\n  File "/a/m.py", line 1, in f\nKeyboardInterrupt: terminated\n'
+    )
+    assert run.failures == []
+    assert run.find("shutdown.requested") is not None
+
+
+def test_life_between_two_lines_is_seen() -> None:
+    (run,) = runs_of(START + READY + SERVED + "x\n" + SERVED)
+    assert run.lives_between(7, 10)
+    assert not run.lives_between(9, float("inf"))
+    assert run.last_alive == 9
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"# Title\n\n```\n{START}```\n\n## More\n",
+        f"<!DOCTYPE html>\n<html>\n<p>see</p>\n<pre>\n{START}</pre>\n</html>\n",
+        f"Title\n=====\n\n.. code-block:: text\n\n    {OOM}\n",
+        "The card may be full at times.\n\nKilled\n\nThis word means that memory ran out.\n\nNow look at the kernel log.\n",
+        "* `Killed` means\n* `exit code 137` means\n",
+    ],
+)
+def test_nothing_in_a_document_has_happened(text: str) -> None:
+    (run,) = runs_of(text)
+    assert run.is_document
+    assert run.is_empty
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        START,
+        f'Traceback (most recent call last):\n  File "/a/m.py", line 1, in f\ntorch.OutOfMemoryError: {OOM}\n',
+        "".join(f"2025-11-20T09:14:0{i}.000000000Z stderr F # a comment\n" for i in range(3)),
+        "[2025-09-03 14:05:02] # x\n# GPU blocks: 3, # CPU blocks: 3\n## y\n",
+    ],
+)
+def test_a_log_is_no_document(text: str) -> None:
+    assert not any(run.is_document for run in runs_of(text))
+
+
+def test_containers_of_one_file_are_read_apart() -> None:
+    def within(name: str, text: str) -> str:
+        return "".join(f"{name}  | {line}\n" for line in text.splitlines())
+
+    text = (
+        within("chat-1", START)
+        + within("db-1", "ERROR:  out of memory\nKilled\n")
+        + within("embed-1", START)
+    )
+    runs = read_runs(inputs_of(text))[None]
+    assert [run.container for run in runs] == ["chat-1", "embed-1"]
+    assert all(run.find("exit.killed") is None for run in runs)
+
+
+def test_files_are_ordered_by_time_and_untimed_ones_come_last() -> None:
+    late = START + READY + SERVED + raised("RuntimeError: late", "a.py:f", at="09:40:00")
+    early = raised("RuntimeError: early", "b.py:g", at="09:30:00", who="Worker_TP1 pid=300")
+    bare = 'Traceback (most recent call last):\n  File "/a/m.py", line 1, in f\nValueError: bare\n'
+    (run,) = read_runs(inputs_of(late, bare, early))[None]
+    assert [f.message for f in run.failures] == ["early", "late", "bare"]
+    assert [f.order for f in run.failures] == sorted(f.order for f in run.failures)
+    assert run.last_alive < run.failures[0].order
+
+
+def test_an_empty_log_has_one_empty_run() -> None:
+    (run,) = RunBuilder().close()
+    assert run.is_empty
+    assert not run.is_document
