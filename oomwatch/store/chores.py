@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from typing import Final
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, select
 
 from oomwatch.store.retention import Retention, prune_by_age, prune_by_size, size_of, vacuum
 from oomwatch.store.rollup import roll_up
+
+_LOCK: Final = 0x6F6F6D78
 
 
 def chores(
@@ -19,10 +23,30 @@ def chores(
     """
     if host_id is not None:
         yield from roll_up(connection, host_id, now_ms)
-    yield from prune_by_age(connection, retention, now_ms, host_id)
-    if retention.max_bytes is not None:
-        yield from prune_by_size(connection, retention.max_bytes, now_ms)
-    yield from vacuum(connection)
+    with _pruning_alone(connection) as alone:
+        if not alone:
+            return
+        yield from prune_by_age(connection, retention, now_ms, host_id)
+        if retention.max_bytes is not None:
+            yield from prune_by_size(connection, retention.max_bytes, now_ms)
+        yield from vacuum(connection)
+
+
+@contextlib.contextmanager
+def _pruning_alone(connection: Connection) -> Iterator[bool]:
+    """Whether no other agent of the fleet is pruning now: two would wait for each other's rows."""
+    if connection.dialect.name != "postgresql":
+        yield True
+        return
+    with connection.begin():
+        alone = bool(connection.scalar(select(func.pg_try_advisory_lock(_LOCK))))
+    try:
+        yield alone
+    finally:
+        # A connection that broke has given its lock back by itself.
+        if alone and not connection.invalidated and not connection.closed:
+            with connection.begin():
+                connection.execute(select(func.pg_advisory_unlock(_LOCK)))
 
 
 def make_room(connection: Connection, max_bytes: int, now_ms: int) -> bool:

@@ -32,6 +32,7 @@ WAL_BYTES: Final = 4 * 1024**2  # the log is cut back to this after a checkpoint
 MIN_CAP_BYTES: Final = 16 * 1024**2
 _CACHE_KIB: Final = 512
 _CORRUPT: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+KEPT_BROKEN: Final = 3  # a file that was put aside, with its log and shared memory
 SIDECARS: Final = ("", "-wal", "-shm")
 
 
@@ -133,10 +134,15 @@ def raw_connection(connection: Connection) -> sqlite3.Connection:
 def quarantine(path: Path) -> Path:
     """Put a damaged file aside, with its log, and return its new name.
 
+    Of those that were put aside before only the newest stays: a failing disk must not fill itself.
+
     Raises:
         StoreError: it cannot be renamed.
 
     """
+    for older in sorted(path.parent.glob(f"{path.name}.broken-*"))[:-KEPT_BROKEN]:
+        with contextlib.suppress(OSError):
+            older.unlink()
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     aside = path.with_name(f"{path.name}.broken-{stamp}")
     number = 1

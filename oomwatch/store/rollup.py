@@ -31,7 +31,7 @@ from oomwatch.store.dictionary import upsert
 GRACE_MS: Final = 15_000
 """How late a sample may come without a bucket being counted twice: a scrape may take that long."""
 
-_CHUNK_MS: Final = {10: 300_000, 60: 600_000, 3600: 3_600_000}  # raw time in one transaction
+_CHUNK_MS: Final = {10: 600_000, 60: 1_800_000, 3600: 3_600_000}  # raw time in one transaction
 
 
 def roll_up(connection: Connection, host_id: int, now_ms: int) -> Iterator[int]:

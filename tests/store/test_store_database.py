@@ -20,6 +20,7 @@ from oomwatch.store.database import (
     BrokenStoreError,
     open_reader,
     open_writer,
+    quarantine,
     raw_connection,
     read_quick_check,
 )
@@ -187,6 +188,16 @@ def test_a_damaged_file_is_seen(tmp_path, damage):
         open_writer(parse_store(str(path)))
     assert "damaged" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_files_put_aside_do_not_pile_up(tmp_path):
+    path = tmp_path / "oomwatch.db"
+    for n in range(6):
+        path.write_text(str(n))
+        aside = quarantine(path)
+        assert aside.read_text() == str(n)
+        assert not path.exists()
+    assert len(list(tmp_path.iterdir())) <= 4
 
 
 # ---------------------------------------------------------------- readers

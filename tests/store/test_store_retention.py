@@ -236,3 +236,18 @@ def test_all_chores_in_one_go(store):
     assert sum(chores(store.writer, store.host_id(), keep, now)) > 0
     assert times(store)[0] == 2 * HOUR
     assert sum(chores(store.writer, store.host_id(), keep, now)) == 0
+
+
+def test_of_a_fleet_one_agent_prunes_at_a_time(postgres_store):
+    first, second = Store(postgres_store), Store(postgres_store)
+    fill(first, 3, every=600)
+    now, keep = ms(START + 9 * HOUR), Retention(raw_seconds=HOUR)
+    sum(roll_up(first.writer, first.host_id(), now))
+    busy = chores(first.writer, None, keep, now)
+    assert next(busy) > 0
+    assert list(chores(second.writer, None, keep, now)) == []
+    busy.close()
+    assert sum(chores(second.writer, None, keep, now)) > 0
+    assert first.count("host_sample") == 0
+    for store in (first, second):
+        store.writer.close()
