@@ -111,6 +111,11 @@ def kv_change_bytes(changes: Mapping[str, Any], context: Context) -> float | Non
     return None
 
 
+_BEFORE_KV: Final = frozenset({"slots", "repack", "quantize", "profile", "compile", "draft"})
+"""Stages of a start that come before the KV cache is sized."""
+_CACHE: Final = ("kv_no_blocks", "kv_lt_max_len")
+
+
 def would_not_start(
     changes: Mapping[str, Any], context: Context, unset: tuple[str, ...] = ()
 ) -> bool:
@@ -137,7 +142,13 @@ def would_not_start(
     if context.forecast is None or not (changes or unset):
         return False
     found = context.forecast.of(changes, unset)
-    return found is not None and found.surely_refused
+    if found is None or not found.surely_refused:
+        return False
+    # A start that failed before the KV cache was sized, and that the model refuses anyway, is
+    # helped past the place where it failed by whatever frees memory there.
+    early = context.finding.values.get("stage") in _BEFORE_KV
+    helps = found.freed_bytes > 0 or (found.freed_bytes == 0 and found.after.refusal in _CACHE)
+    return not (early and context.forecast.now.refusal is not None and helps)
 
 
 def _rank_change(changes: Mapping[str, Any], context: Context) -> float | None:

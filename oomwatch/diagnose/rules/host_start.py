@@ -15,6 +15,8 @@ from oomwatch.diagnose.rules.findings import ARITHMETIC, KERNEL, NAMED_CHECK, ST
 from oomwatch.records import Evidence, Finding
 from oomwatch.units import format_bytes
 
+_BUILD_LINES: Final = 60
+"""Lines within which the words of a failed build stand."""
 _DRY: Final = 0.02
 """Under this share of the host's memory the next page brings the OOM killer."""
 
@@ -50,7 +52,9 @@ def compiler_killed(facts: Facts) -> Finding | None:
         return None
     failure, _ = hit
     text = "\n".join((failure.message, *(line.text for line in failure.details)))
-    if not _COMPILER_KILLED.search(text):
+    killed = facts.said("exit.killed")
+    within = killed is not None and 0 < killed.order - failure.order < _BUILD_LINES
+    if not within and not _COMPILER_KILLED.search(text):
         return None
     return found(
         facts,
