@@ -63,7 +63,10 @@ def folder(tmp_path_factory):
     (path / "empty.log").touch()
     # Bytes of every value in no order: 251 is prime to 256.
     (path / "garbage.log").write_bytes(bytes(i * 251 % 256 for i in range(100_000)) * 2)
+    (path / "quiet.txt").write_text("[    0.000000] Linux version 6.1.0\n")
     (path / "logs").mkdir()
+    (path / "model").mkdir()
+    (path / "model" / "config.json").write_text('{"model_type": "qwen3", "num_hidden_layers": 40}')
     (path / "broken.json").write_text("{")
     (path / "list.json").write_text("[]")
     (path / "config.json").write_text('{"model_type": "qwen3", "num_hidden_layers": 40}')
@@ -107,10 +110,13 @@ ROWS = [
     Row(f"{LOG} --until ''", 2, (), ("is no time",)),
     Row(f"{LOG} --since 99999999999999999999999-01-01", 2, (), ("is no time",)),
     Row(f"{LOG} --model-config broken.json", 2, (), ("--model-config broken.json",)),
-    Row(f"{LOG} --model-config list.json", 2, (), ("list.json", "not a JSON object")),
+    Row(f"{LOG} --model-config list.json", 2, (), ("list.json", "not a model configuration")),
+    Row(f"{LOG} --model-config logs", 2, (), ("logs", "no config.json")),
+    Row(f'{LOG} --command "vllm serve \'m"', 2, (), ("--command", "quote")),
     Row(f"{LOG} --model-config missing.json", 2, (), ("missing.json", "No such file")),
     Row(f"{LOG} -o missing/report.txt", 2, (), ("missing/report.txt", "No such file")),
     Row(f"{LOG} -o logs", 2, (), ("logs", "directory")),
+    Row("diagnose --pid 4999999", 3, (), ("process 4999999 is no engine",)),
     Row("diagnose --pid here", 2, (), ("--pid", "'here'")),
     Row("run", 2, (), ("SERVER", "oomwatch run --help")),
     Row("explain kv_lt_max_lne", 2, (), ("kv_lt_max_lne", "did you mean kv_lt_max_len?")),
@@ -130,7 +136,9 @@ ROWS = [
     Row("diagnose --log -", 1, (KV, "-:19"), (), Path(REFUSED).read_bytes()),
     Row("diagnose --log -", 0, UNDECIDED),
     Row("diagnose --log empty.log", 0, (*UNDECIDED, "empty.log")),
-    Row("diagnose --log garbage.log", 0, UNDECIDED),
+    Row("diagnose --log garbage.log", 0, (*UNDECIDED, "no text log")),
+    Row("diagnose --kernel-log healthy.log", 0, (*UNDECIDED, "no line in it is a kernel's")),
+    Row("diagnose --kernel-log quiet.txt", 0, ("UNDECIDED",)),
     Row(f"diagnose --log '{HOSTILE}'", 1, (KV, "evil")),
     Row("diagnose --log healthy.log", 0, ("HEALTHY",)),
     Row(f"{LOG} --log healthy.log", 1, (KV,)),
@@ -144,7 +152,9 @@ ROWS = [
     Row(f"{LOG} --color never", 1, (KV,)),
     Row(f"{LOG} --model-config config.json", 1, (KV,)),
     Row(f"{LOG} --since 2020-01-01T00:00:00Z", 1, (KV,)),
-    Row(f"{LOG} --until 2020-01-01", 0, ("UNDECIDED",)),
+    Row(f"{LOG} --model-config model", 1, (KV,)),
+    Row(f"{LOG} --until 2020-01-01", 0, ("UNDECIDED", "nothing in it is from the time asked for")),
+    Row(f"{LOG} --since 2030-01-01", 0, ("UNDECIDED", "nothing in it is from the time asked for")),
     Row(f"{LOG} --format args", 1, ("--max-model-len 71424",)),
     Row(f"{LOG} --format env", 1, (), ("no change for --format env",)),
     Row(f"{LOG} --format markdown", 1, ("## ", KV, "`kv_lt_max_len`")),
@@ -257,6 +267,94 @@ def test_html_is_one_whole_page(folder, lang):
     assert not {"script", "link", "img", "iframe"} & tags.seen
     assert f'<html lang="{lang}">' in done.out
     assert not CONTROL.search(done.out)
+
+
+# ------------------------------------------------------------------------------------ secrets
+SECRET = "tOpSeCrEt"  # noqa: S105 - what no output may hold
+SECRETIVE = (
+    f"HF_TOKEN={SECRET}1 vllm serve /models/Qwen3-14B --api-key {SECRET}2 {SECRET}3 "
+    f"--ssl-keyfile-password={SECRET}4 --otlp-traces-endpoint http://u:{SECRET}5@otel:4317"
+)
+SECRETIVE_FORMATS = ("text", "json", "markdown", "html", "args", "env", "compose", "k8s", "python")
+
+
+@pytest.fixture(scope="module")
+def secretive(tmp_path_factory):
+    """A log whose server prints its secrets: as arguments, as headers, in the failure itself."""
+    path = tmp_path_factory.mktemp("secretive") / "server.log"
+    text = Path(REFUSED).read_text()
+    text = text.replace("args: {", f"args: {{'api_key': ['{SECRET}2', '{SECRET}3'], ")
+    failure = "ValueError: To serve"
+    assert text.count(failure) == 1
+    path.write_text(
+        text.replace(
+            failure, f"ValueError: Authorization: Bearer {SECRET}6 (--api-key={SECRET}2): To serve"
+        )
+    )
+    return path
+
+
+@pytest.mark.parametrize("command", [(), ("--command", SECRETIVE)], ids=["log", "command"])
+@pytest.mark.parametrize("fmt", SECRETIVE_FORMATS)
+def test_no_secret_is_printed(secretive, command, fmt):
+    done = run(["diagnose", "--log", str(secretive), "--format", fmt, *command])
+    assert done.status == 1
+    assert SECRET not in done.out + done.err
+    if fmt == "json":
+        assert "***" in done.out
+        jsonschema.validate(json.loads(done.out), read_schema())
+    if fmt == "args" and command:
+        assert '--api-key "$VLLM_API_KEY" --ssl' in done.out
+        assert 'HF_TOKEN="$HF_TOKEN"' in done.out
+    if fmt == "k8s" and command:
+        (container,) = yaml.safe_load(done.out)["spec"]["template"]["spec"]["containers"]
+        assert "$(VLLM_API_KEY)" in container["command"]
+        assert {"HF_TOKEN", "VLLM_API_KEY"} <= {one["name"] for one in container["env"]}
+
+
+@pytest.mark.parametrize("fmt", ["text", "json", "args", "compose", "k8s"])
+def test_plan_prints_no_secret(fmt):
+    words = shlex.split(SECRETIVE.replace("/models/Qwen3-14B", "Qwen/Qwen3-8B"))
+    goal = ["--gpu", "h100-80gb", "--goal", "concurrency=max", "--format", fmt]
+    done = run(["plan", *goal, "--", "env", *words])
+    assert done.status == 0, done.err
+    assert SECRET not in done.out + done.err
+    if fmt == "compose":
+        (service,) = yaml.safe_load(done.out)["services"].values()
+        assert service["environment"].items() >= {("HF_TOKEN", "${HF_TOKEN}")}
+        assert "${VLLM_API_KEY}" in service["command"]
+
+
+def test_run_prints_no_secret_of_its_own(secretive, tmp_path):
+    """The server's output passes as it is; the report on it does not repeat what is secret."""
+    copy = tmp_path / "copy"
+    server = ["env", f"HF_TOKEN={SECRET}1", "sh", "-c", f"cat {secretive}; exit 1", "vllm", "serve"]
+    done = run(["run", "--log-copy", str(copy), "--", *server, "--api-key", f"{SECRET}2"])
+    assert done.status == 1
+    assert SECRET in done.out
+    assert KV in done.err
+    assert SECRET not in done.err
+
+
+def test_errors_print_no_password():
+    done = run(["diagnose", "--metrics", f"http://user:{SECRET}@127.0.0.1:9/metrics"])
+    assert done.status == 3
+    assert SECRET not in done.err
+
+
+def test_a_running_server_keeps_its_secrets(tmp_path):
+    program = tmp_path / "vllm"
+    program.write_text("import time\ntime.sleep(600)\n")
+    words = [sys.executable, str(program), "serve", "m", "--api-key", SECRET, f"{SECRET}2"]
+    with subprocess.Popen(words, env={"HF_TOKEN": SECRET, "VLLM_API_KEY": SECRET}) as server:
+        try:
+            for arguments in (["check"], ["check", "--json"], ["diagnose", "--json"]):
+                done = run(arguments)
+                assert str(server.pid) in done.out, "it is found"
+                assert SECRET not in done.out + done.err
+                assert ("***" in done.out) is (arguments[0] == "diagnose")
+        finally:
+            server.kill()
 
 
 # ------------------------------------------------------------------------------------ -o

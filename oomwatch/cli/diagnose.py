@@ -167,6 +167,11 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 
 def _options(given: dict[str, Any]) -> Options:
     now = time.time()
+    if given["server_command"] is not None:
+        from oomwatch.engines.shell import split_commands
+
+        if not split_commands(given["server_command"])[1]:
+            raise UsageError("--command: a quote in it is not closed")
     return Options(
         logs=given["logs"],
         units=given["units"],

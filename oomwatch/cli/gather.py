@@ -6,7 +6,6 @@ One source that cannot be read never stops the others. No input at all is an err
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shlex
 import time
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oomwatch.cli.window import Window
 from oomwatch.diagnose.inputs import Inputs, KernelInput, LogInput, Orphan, PageInput
 from oomwatch.errors import NoInputError, OomwatchError, UsageError
 from oomwatch.records import EngineExit, Gpu, LogLine, RecordedEngine, Series, SourceStatus
@@ -99,7 +99,7 @@ class Gatherer:
 
         Raises:
             NoInputError: not one of several inputs could be read.
-            UsageError: the model configuration is no JSON object.
+            UsageError: the model configuration cannot be read, or is none.
 
         """
         options = self.options
@@ -120,7 +120,7 @@ class Gatherer:
             self._try(path, self._kernel)
         if options.live or options.pids or not options.names_inputs:
             self._live()
-        if self.read == 0 and options.names_inputs:
+        if self.read == 0 and (options.names_inputs or options.pids):
             raise NoInputError(
                 "; ".join(s.detail or s.name for s in self.sources) or "no input could be read"
             )
@@ -158,12 +158,12 @@ class Gatherer:
         path = self.options.model_config
         if path is None:
             return None
+        from oomwatch.memory.config_source import config_file, read_config
+
         try:
-            data = json.loads(Path(path).read_bytes())
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--model-config {path}: {error}") from error
-        if not isinstance(data, dict):
-            raise UsageError(f"--model-config {path}: not a JSON object")
+            data = dict(read_config(config_file(Path(path).expanduser())))
+        except UsageError as error:
+            raise UsageError(f"--model-config {error}") from error
         nested = data.get("text_config")
         return {**data, **nested} if isinstance(nested, dict) else data
 
@@ -172,7 +172,10 @@ class Gatherer:
         if path != "-":
             from oomwatch.sources.kernel import read_kernel_lines_of_log
 
-            events = read_kernel_lines_of_log(path)
+            try:
+                events = read_kernel_lines_of_log(path)
+            except OomwatchError:  # the log's own reader says what is wrong with the file
+                events = []
             if events:
                 self.kernel.append(KernelInput(path, tuple(events)))
 
@@ -198,7 +201,16 @@ class Gatherer:
                 )
             )
             return
-        self.logs.append(LogInput(name, self._in_window(_chain(first, lines)), engine_id))
+        lines = _chain(first, lines)
+        if self.options.since is not None or self.options.until is not None:
+            window = Window(lines, self.options.since, self.options.until)
+            lines = iter(window)
+            first = next(lines, None)
+            if first is None:
+                self.sources.append(SourceStatus(name, "warning", window.missed))
+                return
+            lines = _chain(first, lines)
+        self.logs.append(LogInput(name, lines, engine_id))
         self._notes.append((name, notes))
 
     def late_notes(self) -> tuple[SourceStatus, ...]:
@@ -209,21 +221,15 @@ class Gatherer:
             if notes
         )
 
-    def _in_window(self, lines: Iterator[LogLine]) -> Iterator[LogLine]:
-        since, until = self.options.since, self.options.until
-        if since is None and until is None:
-            return lines
-        return (
-            line
-            for line in lines
-            if line.at is None
-            or ((since is None or line.at >= since) and (until is None or line.at <= until))
-        )
-
     def _kernel(self, path: str) -> None:
-        from oomwatch.sources.kernel import read_kernel_log
+        from oomwatch.sources.kernel import has_kernel_lines, read_kernel_log
 
-        self.kernel.append(KernelInput(path, tuple(read_kernel_log(path))))
+        events = tuple(read_kernel_log(path))
+        if not events and not has_kernel_lines(path):
+            detail = "no line in it is a kernel's: give the output of dmesg or journalctl -k"
+            self.sources.append(SourceStatus(path, "warning", detail))
+            return
+        self.kernel.append(KernelInput(path, events))
 
     def _metrics(self, source: str) -> None:
         from oomwatch.sources.metrics import read_metrics

@@ -121,6 +121,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 def run(options: dict[str, Any]) -> None:
     """Plan and print."""
     from oomwatch.engines.commandline import parse_command
+    from oomwatch.engines.secrets import hide_words
     from oomwatch.memory import goals, planner
 
     form = "json" if options["as_json"] else options["form"]
@@ -130,7 +131,9 @@ def run(options: dict[str, Any]) -> None:
         raise UsageError(
             "no server command: write it after --, as in `oomwatch plan --gpu l40s -- vllm serve M`"
         )
-    parsed = parse_command(words, version=_version(options["engine_version"]))
+    version = _version(options["engine_version"])
+    words = hide_words(words, version=version)
+    parsed = parse_command(words, version=version)
     if parsed.engine not in ("vllm", "sglang"):
         what = f"starts {parsed.engine}" if parsed.engine else "starts no server that plan knows"
         raise UsageError(f"the command {what}; the memory of vLLM and SGLang is modelled")
@@ -319,7 +322,8 @@ def _print_text(
 ) -> None:
     from rich.console import Console
 
-    from oomwatch.engines.commandline import rebuild
+    from oomwatch.engines.commandline import rebuilt_words
+    from oomwatch.engines.secrets import shell_line
     from oomwatch.memory import text, what_if
 
     color = options["color"]
@@ -344,14 +348,17 @@ def _print_text(
         changes=what_if.what_if(given, now),
     )
     if answer is not None:
-        text.print_answer(console, answer, clean(rebuild(parsed, answer.set)))
+        text.print_answer(
+            console, answer, clean(shell_line(rebuilt_words(parsed, answer.set), given.engine))
+        )
 
 
 def _configuration(
     form: str, given: PlanInput, now: Plan, answer: Answer | None, parsed: ServerCommand
 ) -> str:
     """The command as arguments, Compose or Kubernetes; refused when it could not start."""
-    from oomwatch.engines.commandline import parse_command, rebuild
+    from oomwatch.engines import secrets, shell
+    from oomwatch.engines.commandline import parse_command, rebuilt_words
     from oomwatch.memory.deploy import Service, compose, kubernetes
 
     chosen = answer.plan if answer is not None else now
@@ -368,21 +375,27 @@ def _configuration(
     refused = _refused_flag(given)
     if refused is not None:
         raise UsageError(f"this would not start: {refused}")
-    line = rebuild(parsed, answer.set if answer is not None else {})
+    words = rebuilt_words(parsed, answer.set if answer is not None else {})
+    line = shell.quote(words)
     if not line.isprintable():
         raise UsageError("the server command holds control characters; write it on one line")
     if form == "args":
-        return line + "\n"
+        return secrets.shell_line(words, given.engine) + "\n"
     again = parse_command(line, version=given.version)
     words = list(again.argv)
+    hidden = secrets.placeholders(words, given.engine)
+    words = secrets.fill_in(words, given.engine, "${{{}}}" if form == "compose" else "$({})")
     begin = again.launch.arguments if again.launch else 0
     first = again.launch.begin if again.launch else 0
+    env = dict(again.env)
+    if form == "k8s":  # what $(NAME) in the arguments stands for
+        env |= {name: secrets.HIDDEN for place, name in hidden.items() if place >= first}
     service = Service(
         engine=given.engine,
         version=given.version,
         program=words[first:begin],
         arguments=words[begin:],
-        env=again.env,
+        env=env,
         gpus=chosen.settings.gpus,
     )
     return compose(service) if form == "compose" else kubernetes(service)

@@ -253,10 +253,20 @@ def _what_is_missing(all_facts: Sequence[Facts], inputs: Inputs) -> list[SourceS
     """What to give so that it can be decided; of a live host without an engine, that was said."""
     if inputs.live and not inputs.logs and not inputs.exits:
         return []
+    if not (inputs.logs or inputs.pages or inputs.kernel or inputs.engines or inputs.gpus) and any(
+        source.status == "warning" for source in inputs.sources
+    ):
+        return []  # what was given says itself why nothing is in it
     return [_missing(all_facts, inputs)]
 
 
 def _missing(all_facts: Sequence[Facts], inputs: Inputs) -> SourceStatus:
+    if any(f.run is not None and f.run.is_binary for f in all_facts):
+        return SourceStatus(
+            "log",
+            "warning",
+            "this is no text log, but binary data or text in another encoding than UTF-8: give the server's own output",
+        )
     if any(f.is_document for f in all_facts):
         return SourceStatus(
             "log",

@@ -80,7 +80,8 @@ def is_secret(name: str) -> bool:
 def hide_text(text: str) -> str:
     """A line of text with `***` for the secrets in it."""
     if _HINT.search(text):
-        for pattern in (_TYPED_MANY, _TYPED, _LISTED):
+        text = _TYPED_MANY.sub(lambda match: match[1] + _unless_plain(match[2]), text)
+        for pattern in (_TYPED, _LISTED):
             text = pattern.sub(lambda match: match[1] + _masked(match[2]), text)
         text = _ASSIGNED.sub(_without_value, text)
     if "@" in text:

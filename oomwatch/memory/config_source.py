@@ -91,27 +91,31 @@ def load_model(path: str | None, name: str | None, *, hub: bool = False) -> Foun
 
 
 def _from_path(path: Path) -> Found:
-    try:
-        is_folder = path.is_dir()
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or 'cannot be read'}") from error
-    if is_folder:
-        file = next(
-            (path / n for n in ("config.json", "params.json") if (path / n).is_file()), None
-        )
-        if file is None:
-            raise UsageError(f"{path} has no config.json")
-    else:
-        file = path
-    raw = dict(_read_json(file))
+    file = config_file(path)
+    raw = dict(read_config(file))
     extra = file.parent / "hf_quant_config.json"
     if "quantization_config" not in raw and extra.is_file():
-        raw["quantization_config"] = {"quant_method": "modelopt", **_read_json(extra)}
+        raw["quantization_config"] = {"quant_method": "modelopt", **read_config(extra)}
     model = parse_config(raw)
     return Found(model, str(file), None, checkpoint_bytes(file.parent, len(model.layers)))
 
 
-def _read_json(file: Path) -> Mapping[str, Any]:
+def config_file(path: Path) -> Path:
+    """The configuration at `path`, a file or a model's folder. Raises UsageError if it has none."""
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or 'cannot be read'}") from error
+    if not is_folder:
+        return path
+    file = next((path / n for n in ("config.json", "params.json") if (path / n).is_file()), None)
+    if file is None:
+        raise UsageError(f"{path} has no config.json")
+    return file
+
+
+def read_config(file: Path) -> Mapping[str, Any]:
+    """The JSON object of a file. Raises UsageError when it cannot be read or is none."""
     try:
         if file.exists() and not file.is_file():
             raise UsageError(f"{file} is not a regular file")

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from oomwatch.engines.secrets import HIDDEN
+
 _PORT: Final = {"vllm": 8000, "sglang": 30000}
 _IMAGE: Final = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang"}
 _SHARED_MEMORY: Final = "16Gi"
@@ -26,6 +28,8 @@ class Service:
     """The program's own words, such as ``vllm serve``."""
     arguments: Sequence[str]
     env: Mapping[str, str]
+    """A value of `HIDDEN` is a secret: Compose takes it from its own variables, a pod from the
+    Secret of the service's name."""
     gpus: int
 
     @property
@@ -93,7 +97,10 @@ def _compose_env(service: Service) -> list[str]:
         return []
     return [
         "    environment:",
-        *(f"      {key}: {_text(value)}" for key, value in sorted(service.env.items())),
+        *(
+            f"      {key}: {_text(f'${{{key}}}' if value == HIDDEN else value)}"
+            for key, value in sorted(service.env.items())
+        ),
     ]
 
 
@@ -102,7 +109,7 @@ def kubernetes(service: Service) -> str:
     variables = [
         line
         for key, value in sorted(service.env.items())
-        for line in (f"            - name: {key}", f"              value: {_text(value)}")
+        for line in (f"            - name: {key}", f"              {_value(service, key, value)}")
     ]
     probe = [
         "            httpGet:",
@@ -163,6 +170,12 @@ def kubernetes(service: Service) -> str:
         f"    - {{port: {service.port}, targetPort: {service.port}}}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _value(service: Service, key: str, value: str) -> str:
+    if value == HIDDEN:
+        return f"valueFrom: {{secretKeyRef: {{name: {service.name}, key: {key}}}}}"
+    return f"value: {_text(value)}"
 
 
 def _text(value: str) -> str:

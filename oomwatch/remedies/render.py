@@ -1,7 +1,8 @@
 """Remedies as text to paste: an argument line, variables, Compose or Kubernetes YAML, Python.
 
 Only printed, never applied. What is rendered is the best remedy that changes a flag or variable,
-with those that combine with it; remedies are free of contradiction before they come here.
+with those that combine with it; remedies are free of contradiction before they come here. A secret
+of the old command, hidden by now, becomes a variable that whoever pastes the answer has to set.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from oomwatch.engines import flags, shell
-from oomwatch.engines.commandline import ServerCommand, parse_command, rebuild, rebuilt_words
+from oomwatch.engines import flags, secrets, shell
+from oomwatch.engines.commandline import ServerCommand, parse_command, rebuilt_words
 from oomwatch.errors import UsageError
 from oomwatch.records import EngineFacts, Remedy
 
@@ -92,7 +93,8 @@ def render(remedies: Sequence[Remedy], engine: EngineFacts, fmt: str) -> str:
 def _args(changes: Changes, engine: EngineFacts) -> str:
     command = _command(engine)
     if command is not None:
-        return rebuild(command, changes.set, changes.unset, changes.env)
+        words = rebuilt_words(command, changes.set, changes.unset, changes.env)
+        return secrets.shell_line(words, engine.engine)
     return shell.quote(_flag_words(changes))
 
 
@@ -109,7 +111,8 @@ def _compose(changes: Changes, engine: EngineFacts) -> str:
     if changes.env:
         service["environment"] = dict(changes.env)
     if changes.set or changes.unset:
-        service["command"], _ = _container_words(changes, engine)
+        words, _ = _container_words(changes, engine)
+        service["command"] = secrets.fill_in(words, engine.engine, "${{{}}}")
     return _yaml({"services": {_service(engine): service}})
 
 
@@ -118,11 +121,18 @@ def _kubernetes(changes: Changes, engine: EngineFacts) -> str:
         return ""
     container: dict[str, Any] = {"name": _service(engine)}
     pod: dict[str, Any] = {"containers": [container]}
+    env: list[dict[str, Any]] = []
     if changes.set or changes.unset:
         words, whole = _container_words(changes, engine)
-        container["command" if whole else "args"] = words
-    if changes.env:
-        container["env"] = [{"name": n, "value": v} for n, v in changes.env.items()]
+        container["command" if whole else "args"] = secrets.fill_in(words, engine.engine, "$({})")
+        names = dict.fromkeys(secrets.placeholders(words, engine.engine).values())
+        env += [
+            {"name": n, "valueFrom": {"secretKeyRef": {"name": _service(engine), "key": n}}}
+            for n in names
+        ]
+    env += [{"name": n, "value": v} for n, v in changes.env.items()]
+    if env:
+        container["env"] = env
     if changes.shared_memory:
         container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - that path is the point
         pod["volumes"] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}]

@@ -34,6 +34,7 @@ from oomwatch.sources.kernel_events import (
 from oomwatch.sources.kernel_format import KernelLine, Unwrapper
 
 __all__ = [
+    "has_kernel_lines",
     "iterate_kernel_events",
     "normalize_pci",
     "parse_kernel_lines",
@@ -103,6 +104,22 @@ def read_kernel_log(path: str, *, zone: datetime.tzinfo = datetime.UTC) -> Itera
         raise _as_source_error(path, error) from error
 
 
+def has_kernel_lines(path: str) -> bool:
+    """Whether any line of a file is wrapped as a kernel's are. Raises as `read_kernel_log`."""
+    unwrapper = Unwrapper()
+    try:
+        with Path(path).open("rb") as stream, _decompressed(stream) as text:
+            lines = (unwrapper.line(raw) for _, raw in _numbered(text))
+            return any(
+                line is not None and (line.at is not None or line.monotonic_seconds is not None)
+                for line in lines
+            )
+    except _zstd_errors() as error:
+        raise _as_source_error(path, error) from error
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise _as_source_error(path, error) from error
+
+
 _DMESG: Final = re.compile(r"(?:<\d{1,3}>)?\[[ \d]{1,12}\.\d{3,6}\] ")
 _SYSLOG: Final = re.compile(
     r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?|\d{4}-\d\d-\d\dT[\d:.,+Z-]{8,24})"
@@ -144,20 +161,20 @@ def read_kmsg(path: str = "/dev/kmsg", *, boot_time: float | None = None) -> lis
 
     `boot_time` (epoch seconds) turns the kernel's clock into times; by default this host's.
     """
-    started = _boot_time() if boot_time is None else boot_time
+    started = _started(boot_time)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         raise _as_source_error(path, error) from error
     try:
-        events = parse_kernel_lines((0, record) for record in _kmsg_records(handle))
+        events = parse_kernel_lines((0, record) for record in kmsg_records(handle))
     except OSError as error:
         raise _as_source_error(path, error) from error
     finally:
         os.close(handle)
     if started is None:
         return events
-    return [_with_time(event, started) for event in events]
+    return [with_time(event, started) for event in events]
 
 
 def read_journal(
@@ -252,20 +269,26 @@ def read_live_kernel_log() -> tuple[list[KernelEvent], str]:
 _UNIT_OOM_MESSAGE_ID: Final = "fe6faa94e7774663a0da52717891d8ef"
 
 
-def _with_time(event: KernelEvent, boot_time: float) -> KernelEvent:
+def _started(given: float | None) -> float | None:
+    return boot_time() if given is None else given
+
+
+def with_time(event: KernelEvent, started: float) -> KernelEvent:
+    """The event with a time, if it has only the kernel's own; `started`: when that began."""
     if event.monotonic_seconds is None or event.at is not None:
         return event
     return KernelEvent(
         event.kind,
         event.text,
         event.number,
-        boot_time + event.monotonic_seconds,
+        started + event.monotonic_seconds,
         event.monotonic_seconds,
         event.fields,
     )
 
 
-def _boot_time() -> float | None:
+def boot_time() -> float | None:
+    """When this host's kernel was started, epoch seconds."""
     try:
         for line in Path("/proc/stat").read_text("ascii", "replace").splitlines():
             if line.startswith("btime "):
@@ -275,7 +298,8 @@ def _boot_time() -> float | None:
     return None
 
 
-def _kmsg_records(handle: int) -> Iterator[str]:
+def kmsg_records(handle: int) -> Iterator[str]:
+    """The records that can be read from the open device without waiting."""
     while True:
         try:
             record = os.read(handle, _LARGEST_KMSG_RECORD_BYTES)
