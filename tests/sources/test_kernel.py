@@ -24,6 +24,7 @@ from oomwatch.errors import (
 from oomwatch.records import KernelEvent
 from oomwatch.sources import kernel
 from oomwatch.sources.kernel import (
+    has_kernel_lines,
     normalize_pci,
     parse_kernel_lines,
     read_journal,
@@ -548,3 +549,22 @@ def test_a_real_journal(tmp_path):
     )
     events = read_journal(directory=str(tmp_path))
     assert [event.kind for event in events] == ["xid", "unit_oom_kill"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kernels"),
+    [
+        ("[    0.000000] Linux version 6.1.0\n", True),
+        ("Sep  4 13:46:52 host kernel: usb 1-1: new device\n", True),
+        ("6,1,2000,-;Linux version 6.1.0\n", True),
+        ("Sep  4 13:46:52 host sshd[7]: Accepted key\n", False),
+        ("INFO 09-04 13:46:52 [api_server.py:1] vLLM API server version 0.11.2\n", False),
+        ("", False),
+    ],
+)
+def test_whether_a_file_is_of_a_kernel(tmp_path, text, kernels):
+    path = tmp_path / "some.log.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    assert has_kernel_lines(str(path)) is kernels
+    with pytest.raises(NoDataError):
+        has_kernel_lines(str(tmp_path / "missing"))
