@@ -304,7 +304,7 @@ OTHER_ENGINES: Final[tuple[Pattern, ...]] = (
         "tgi.warmup_failed",
         "check",
         "to handle",
-        r"Not enough memory to handle (?P<asked_tokens>\d+) prefill tokens",
+        r"Not enough memory to handle (?:\d+ total tokens with )?(?P<asked_tokens>\d+) prefill tokens",
         "Not enough memory to handle 4096 prefill tokens. You need to decrease `--max-batch-prefill-tokens`",
         "tgi",
         where="any",

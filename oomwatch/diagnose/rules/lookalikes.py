@@ -47,6 +47,8 @@ _SAYS: Final[dict[str, str]] = {
     "fd_limit": "The process ran out of file descriptors, not of memory.",
 }
 _REQUEST_LEVEL: Final = frozenset({"request_too_long", "lora_slot_queue", "tokenizer_crash"})
+_PASSING: Final = _REQUEST_LEVEL | {"kv_transfer_fail", "fd_limit"}
+"""What a server may suffer and go on; of other failures that it outlived it had a way out."""
 _ENGINE_FRAMES: Final = re.compile(
     r":(?:run_busy_loop|_process_engine_step|engine_step|run_engine_loop|worker_busy_loop|execute_model|event_loop_\w+|worker_main|run_engine_core|step|forward|schedule|run_scheduler_process|exposed_step|forward_step|forward_thread_func_?|forward_\w*batch\w*|process_batch_result\w*|get_n\w+_batch\w*|_execute_worker_rpc|generate_token)\b"
 )
@@ -114,6 +116,7 @@ def named(facts: Facts) -> Finding | None:
         and p.cause
         # A server that goes on has refused a request's value, not its own configuration.
         and not (p.cause == "config_error" and facts.served and not facts.messengers)
+        and not (p.cause not in _PASSING and facts.outlived(f))
     ]
     if not hits:
         return None
