@@ -410,8 +410,9 @@ def silent_unified_growth(facts: Facts) -> Finding | None:
         or not (facts.served or facts.series.engine)
     ):
         return None
-    fell = trend.first - trend.low
-    if trend.low > 0.08 * total or fell < 0.05 * total:
+    # The start takes most of such a board at once; only what falls on while requests run counts.
+    falling = -trend.late_slope_per_second * 0.4 * trend.seconds
+    if trend.low > 0.08 * total or trend.first - trend.low < 0.05 * total or falling < 0.02 * total:
         return None
     return found(
         facts,
