@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from oomwatch.diagnose.facts import Facts, cite, cite_arguments, cite_failure
-from oomwatch.diagnose.frames import find_stage
 from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, STAGE, Rule, found
 from oomwatch.diagnose.rules.tenants import holder_evidence
-from oomwatch.memory.data.cards import CARDS
+from oomwatch.engines.versions import release
 from oomwatch.records import Evidence, Finding
 from oomwatch.units import GIB, format_bytes, format_count
 
@@ -112,6 +111,14 @@ def _cotenant(facts: Facts) -> str | None:
             f"{format_bytes(outside)} outside PyTorch are charged to this engine, whose weights are"
             f" {format_bytes(engine.weights_bytes)}: another process on the card took them while it measured."
         )
+    at = release(engine.version)
+    if engine.generation == "V1" and at is not None and at < (0, 9, 1):
+        holders = holder_evidence(facts)
+        if holders and facts.tree_pids:
+            return (
+                f"{holders[0].text}; this release counts everything on the card against its own share, so nothing is left for"
+                " the KV cache."
+            )
     if engine.kv_bytes is not None and engine.activation_bytes is not None:
         return None
     share = engine.in_force.get("--gpu-memory-utilization")
@@ -299,50 +306,6 @@ def _rank_evidence(facts: Facts) -> list[Evidence]:
     return [cite(low.line), cite(high.line)]
 
 
-def unbalanced_cards(facts: Facts) -> Finding | None:
-    """SGLang refuses because one card has much less free memory than the others."""
-    hit = facts.failing("sglang.unbalanced")
-    if hit is None:
-        return None
-    failure, fields = hit
-    smallest, local = fields.get("smallest_bytes"), fields.get("local_bytes")
-    holders = holder_evidence(facts)
-    pooled = facts.said("sglang.kv_allocated", "sglang.pool_end") is not None
-    if (facts.speculative and pooled) or find_stage(failure.frames, failure.paths) == "draft":
-        cause, confidence = "spec_draft", 0.72
-        sentence = (
-            "The check before the draft model loads blames other processes, but it is the target and its pool that hold"
-            " the memory."
-        )
-    elif holders or (smallest and local and not _is_other_card(smallest, local)):
-        cause, confidence = "gpu_busy_other_process", 0.75 if holders else 0.62
-        sentence = (
-            f"One card has {format_bytes(smallest)} free and another {format_bytes(local)}, which is no difference between"
-            " cards: something else runs on the first."
-        )
-    else:
-        cause, confidence = "parallel_imbalance", 0.75
-        sentence = "One GPU has under 90 % of the free memory of another: unequal cards, or something else runs on one of them."
-    return found(
-        facts,
-        cause,
-        confidence,
-        sentence,
-        [*cite_failure(failure), *holders],
-        strength=NAMED_CHECK,
-        order=failure.order,
-        values={"free_bytes": smallest, "total_bytes": local, "stage": "init"},
-    )
-
-
-def _is_other_card(smallest: float, local: float) -> bool:
-    """Whether the smaller figure is a nearly empty card of another size (free is a little under total)."""
-    if max(smallest, local) < 4 * GIB:
-        return False
-    totals = {card.total_gib * GIB for card in CARDS}
-    return any(0.93 * total <= smallest <= total for total in totals if total < 0.9 * local)
-
-
 def state_cache(facts: Facts) -> Finding | None:
     """More sequences are allowed than there are state blocks."""
     hit = facts.failing("vllm.mamba_blocks")
@@ -364,50 +327,6 @@ def state_cache(facts: Facts) -> Finding | None:
             "stage": "capture",
             "hybrid": True,
         },
-    )
-
-
-def sglang_budget(facts: Facts) -> Finding | None:
-    """SGLang's static share holds the weights and nothing more."""
-    hit = facts.failing("sglang.weights_over_budget", "sglang.kv_budget_zero")
-    if hit is None:
-        return None
-    failure, fields = hit
-    values = {
-        "stage": "kv",
-        "suggested_fraction": fields.get("suggested_ratio"),
-        "utilization": fields.get("fraction_ratio"),
-    }
-    evidence = [
-        *cite_failure(failure),
-        *_run_evidence(facts, "sglang.load_begin", "sglang.load_end"),
-    ]
-    if facts.speculative:
-        return found(
-            facts,
-            "spec_draft",
-            0.7,
-            "The target and its draft model together leave no memory for the KV cache under the static share.",
-            [
-                *evidence,
-                *cite_arguments(
-                    facts.engine, ("--speculative-algorithm", "--speculative-draft-model-path")
-                ),
-            ],
-            strength=NAMED_CHECK,
-            order=failure.order,
-            values=values,
-        )
-    return found(
-        facts,
-        "kv_no_blocks",
-        0.92,
-        "The weights fill the static share of the memory that was free at start, so no token fits the KV pool: the share is"
-        " too small, or the weights too large for the card.",
-        evidence,
-        strength=NAMED_CHECK,
-        order=failure.order,
-        values=values,
     )
 
 
@@ -457,7 +376,5 @@ RULES: Final[tuple[Rule, ...]] = (
     no_blocks,
     length_over_pool,
     sized_to_nothing,
-    unbalanced_cards,
     state_cache,
-    sglang_budget,
 )

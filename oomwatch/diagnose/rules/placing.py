@@ -173,7 +173,7 @@ def _by_log(facts: Facts, failure: Failure) -> Stage:
         return "load"
     before = [e for e in run.events if _precedes(e, failure)]
     if facts.engine.engine == "sglang":
-        return _sglang_stage(before, run.stage)
+        return _sglang_stage(before, run.stage, lora=facts.lora)
     if run.stage == "loaded":
         return _after_shards(facts, failure, before)
     if run.stage == "profile":
@@ -234,13 +234,15 @@ def is_quantized(facts: Facts) -> bool:
     )
 
 
-def _sglang_stage(before: list[LogEvent], reached: str) -> Stage:
+def _sglang_stage(before: list[LogEvent], reached: str, *, lora: bool) -> Stage:
     place: dict[str, int] = {event.pattern.id: event.order for event in before}
     pool = max(place.get("sglang.kv_allocated", 0), place.get("sglang.pool_end", 0))
     if pool and place.get("sglang.load_begin", 0) > pool:
         return "draft"
     if reached == "captured":
         return "serving"
+    if reached == "loaded" and lora:
+        return "slots"
     if reached == "capture" or "sglang.pool_end" in place:
         return "capture"
     return "kv"
