@@ -343,6 +343,10 @@ class Extractor:
                 yield _standalone(line, self._order, name[1], name[2])
             elif any(True for _ in TABLE.match_exception(text)):
                 yield _standalone(line, self._order, "", text)
+        elif line.level is None and (name := _EXCEPTION.match(text)) is not None:
+            # Its traceback is missing: the log was cut, or only the last lines were copied.
+            if _EXCEPTION_NAME.search(name[1]) and _is_deciding(text):
+                yield _standalone(line, self._order, name[1], name[2])
         for pattern, fields in TABLE.match_line(text):
             yield LogEvent(pattern, fields, line, self._order)
 
@@ -357,6 +361,11 @@ def extract(lines: Iterable[LogLine]) -> Iterator[LogEvent | Failure]:
 
 def _is_exception(name: str, after_frames: bool) -> bool:
     return bool(_EXCEPTION_NAME.search(name)) or (after_frames and "." in name)
+
+
+def _is_deciding(text: str) -> bool:
+    """Whether an exception line names a refusal that decides by its words alone."""
+    return any(pattern.kind in ("check", "oom") for pattern, _ in TABLE.match_exception(text))
 
 
 def _is_new_record(header: LogLine, line: LogLine) -> bool:
@@ -410,6 +419,9 @@ def _failure(name: str, message: str, line: LogLine, order: int) -> Failure:
     own = without_echo(name, text)
     whole = f"{name}: {own}" if name else own
     matches = tuple(TABLE.match_exception(whole))
+    if not matches and "\n" in whole:
+        # A terminal broke the one line of the message at its width.
+        matches = tuple(TABLE.match_exception(whole.replace("\n", "")))
     matches += tuple(
         (pattern, fields)
         for part in own.split("\n")

@@ -70,15 +70,18 @@ _STAGES: Final[tuple[tuple[Stage, re.Pattern[str]], ...]] = tuple(
             "slots",
             r":(?:load_lora_model|create_lora_manager|create_lora_weights|_create_lora_modules|init_lora_manager|init_lora_modules)\b",
         ),
-        ("repack", r":(?:process_weights_after_loading|repack\w*|marlin_\w+|_?swizzle\w*)\b"),
+        (
+            "repack",
+            r":(?:process_weights_after_loading|(?:\w+_)?repack\w*|marlin_\w+|_?swizzle\w*)\b",
+        ),
         (
             "load",
-            r":(?:load_model|load_weights|get_model|_?initialize_model|create_weights|initialize|get_all_weights|from_pretrained|_load_pretrained_model)\b",
+            r":(?:load_model|load_weights|get_model|_?initialize_model|make_layers|create_weights|initialize|get_all_weights|from_pretrained|_load_pretrained_model)\b",
         ),
         ("init", r":init_device\b"),
         (
             "serving",
-            r":(?:run_busy_loop|run_engine_loop|engine_step|_process_engine_step|worker_busy_loop|event_loop_\w+|_run_workers_async|generate|_engine_step_impl|step_async|Prefill|Decode|generate_token|engine_step|chat_completion_stream_generator|run_engine_loop_until_complete|_execute_worker_rpc|execute_model|sample_tokens|run_batch|forward_batch_generation)\b",
+            r":(?:run_busy_loop|run_engine_loop|engine_step|_process_engine_step|worker_busy_loop|event_loop_\w+|_run_workers_async|generate|_engine_step_impl|step_async|Prefill|Decode|generate_token|engine_step|chat_completion_stream_generator|run_engine_loop_until_complete|_execute_worker_rpc|_continuation_prefill|_get_prompt_logprobs_dict|_execute_mm_encoder|execute_model|sample_tokens|run_batch|forward_batch_generation)\b",
         ),
     )
 )
@@ -144,6 +147,8 @@ _VISION_MODEL: Final = re.compile(
 )
 """The class of a multimodal model runs the tower and then the decoder, both by `forward`."""
 _MODEL: Final = re.compile(r"models/\w+\.py:")
+_MODEL_FILE: Final = re.compile(r"(?:model_executor|srt)/models/\w+\.py$")
+"""Where the classes of models stand, whose constructors allocate the weights."""
 
 
 def find_stage(frames: Sequence[str], paths: Iterable[str] = ()) -> Stage | None:
@@ -153,8 +158,14 @@ def find_stage(frames: Sequence[str], paths: Iterable[str] = ()) -> Stage | None
         return None
     if _FIRST_TOUCH.search(frames[-1]):
         return "init"
+    paths = tuple(paths)
     path_text = "\n".join(paths)
     stage = next((stage for stage, pattern in _STAGES if pattern.search(text)), None)
+    if stage is None and any(
+        frame.endswith(":__init__") and _MODEL_FILE.search(path)
+        for frame, path in zip(frames, paths, strict=False)
+    ):
+        stage = "load"
     if stage == "repack" and _QUANTIZE_IN_LOAD.search(text) and _CONVERSION.search(text):
         # Conversion of single weights while shards still load, against repacking the whole model.
         stage = "quantize"

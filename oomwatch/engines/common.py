@@ -105,6 +105,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "..",
         where="any",
         cause="port_in_use",
+        anchors=("in use", "EADDRINUSE", "Errno 98", "bind"),
     ),
     Pattern(
         "disk.full",
@@ -198,6 +199,16 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         r"(?:^Fatal Python error: (?P<signal>Segmentation fault|Bus error|Illegal instruction|Aborted)|^!+ (?P<signal2>Segfault|SIGSEGV|SIGBUS|SIGILL) encountered|\*\*\* (?P<signal3>SIG(?:SEGV|BUS|ILL)) .{0,80}received|^(?P<signal4>Segmentation fault|Bus error|Illegal instruction)(?: \(core dumped\))?|^.{0,160}: line \d+:\s+\d+ (?P<signal7>Segmentation fault|Bus error|Illegal instruction|Aborted)|(?P<signal5>Segmentation fault|Bus error)(?: \(core dumped\))$|Caught signal \d+ \((?P<signal6>[^:)]+))",
         "Fatal Python error: Segmentation fault",
         "..",
+        anchors=(
+            "Fatal Python",
+            "encountered",
+            "***",
+            "fault",
+            "error",
+            "nstruction",
+            "Aborted",
+            "Caught signal",
+        ),
     ),
     Pattern(
         "crash.heap",
@@ -206,6 +217,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         r"^(?:(?:realloc|free|malloc|munmap_chunk|malloc_consolidate)\(\): |double free or corruption|corrupted (?:size vs|double-linked))",
         "realloc(): invalid pointer",
         "..",
+        anchors=("(): ", "free or", "corrupted"),
     ),
     Pattern(
         "crash.bus_error",
@@ -325,6 +337,7 @@ OTHER_ENGINES: Final[tuple[Pattern, ...]] = (
         "[TM][WARNING] [LlamaTritonModel] `max_context_token_num` is not set, default to 32768.",
         "lmdeploy",
         where="any",
+        anchors=("[TM]", "max_context_token"),
     ),
     Pattern(
         "llama.slots",

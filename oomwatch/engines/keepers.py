@@ -43,6 +43,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         r"|systemd-oomd killed \d+ process|\d+ Workers? \(tasks / actors\) killed due to memory pressure \(OOM\))",
         "Killed /system.slice/vllm.service due to memory pressure for /system.slice being 71.20% > 60.00% for > 20s with reclaim activity",
         "..",
+        anchors=("due to memory", "killed"),
     ),
     # ------------------------------------------------------------------ ended for another reason
     Pattern(
@@ -51,7 +52,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "",
         r"(?:failed (?:liveness|startup) probe, will be restarted"
         r"|The node (?:was|had) low on resource|\b(?:Pod|pod) was evicted|\bEvict(?:ed|ing)\b|reason=(?:Evicted|Preempted)"
-        r"|Preempt(?:ed by|ed in order|ing) |TaintManagerEviction|DeadlineExceeded|longer than the specified deadline"
+        r"|Preempt(?:ed by|ed in order|ing(?! (?:req|seq|group|\d))) |TaintManagerEviction|DeadlineExceeded|longer than the specified deadline"
         r"|: (?:start|stop|reload|stop-\w+) operation timed out\. |: State '[\w-]+' timed out\. |Failed with result '(?:timeout|watchdog)'"
         r"|: Watchdog timeout \(limit "
         r"|CANCELLED AT \S+(?: DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE))?"
@@ -60,6 +61,25 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         r"|failed to exit within \d+s(?:econds)? of signal 15|terminated due to timeout)",
         "Container vllm failed liveness probe, will be restarted",
         "..",
+        anchors=(
+            "probe, will",
+            "low on resource",
+            "evicted",
+            "Evict",
+            "Preempt",
+            "TaintManager",
+            "eadline",
+            "timed out. ",
+            "Failed with result '",
+            "timeout (limit",
+            "CANCELLED AT",
+            "pot ",
+            "nterruption notice",
+            "reempted",
+            "health checks",
+            "of signal 15",
+            "due to timeout",
+        ),
     ),
     Pattern(
         "orchestrator.probe",
