@@ -18,6 +18,11 @@ COMMANDS: Final = {
     "explain": "What a cause is, how it looks, what to do; offline.",
     "plan": "Does it fit, how many tokens, what would each flag change.",
     "run": "Start a server, pass its output through, diagnose it when it fails.",
+    "agent": "The daemon: watch this host, record it, see failures coming.",
+    "incidents": "What the agent has seen.",
+    "flags": "Only the flags that fix the last incident, for scripts.",
+    "config": "Show, check or print the configuration.",
+    "service": "Run the agent under systemd: install, remove, look at it.",
     "demo": "The main job on an embedded recording, then on this host.",
     "completion": "Print the completion script of a shell.",
 }

@@ -52,6 +52,10 @@ class IncidentBook:
         self._settings = settings
         self._incidents: dict[str, StoredIncident] = {i.id: i for i in known}
 
+    def reconfigure(self, settings: IncidentsConfig) -> None:
+        """Use other limits from now on."""
+        self._settings = settings
+
     @property
     def open(self) -> list[StoredIncident]:
         """Open incidents, oldest first."""

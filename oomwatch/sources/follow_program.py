@@ -19,7 +19,7 @@ from oomwatch.sources.follow import READ_BYTES, Chunk
 
 _MAX_PARTIAL: Final = 1 << 20
 _RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
-_CURSOR: Final = re.compile(rb'"__CURSOR"\s*:\s*"([^"\\]{1,512})"')
+CURSOR: Final = re.compile(rb'"_CURSOR"\s*:\s*"([^"\\]{1,512})"')
 _STAMP: Final = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)")
 
 Command = Callable[[str | None], Sequence[str]]
@@ -65,7 +65,7 @@ class ProgramFollower:
                 self._ended(now)
                 return
             limit -= len(data)
-            self._failures = 0
+            self._failures, self.missed = 0, None
             chunk = self._take(data)
             if chunk.data:
                 yield chunk
@@ -173,7 +173,7 @@ def follow_unit(
             *where,
         ]
 
-    return ProgramFollower(command, _CURSOR, position)
+    return ProgramFollower(command, CURSOR, position)
 
 
 def follow_container(

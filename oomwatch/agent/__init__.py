@@ -1,0 +1,8 @@
+"""The agent: clocks, threads and queues around the stages. It watches and tells, and never acts.
+
+``engines``   which engines run, and what is kept of each
+``messages``  what threads hand to the detector
+``explain``   an incident's diagnosis, from the store and the followed logs
+``detector``  the one thread that judges: triggers, incidents, explanations
+``service``   all threads, signals, readiness, the watchdog
+"""

@@ -1,0 +1,175 @@
+"""The followers of logs: one thread looks at every log a few times a second."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from oomwatch.agent.engines import WatchedEngine
+from oomwatch.config.schema import SourcesConfig
+from oomwatch.records import LogLine
+from oomwatch.sources.follow import FileFollower, FilePosition
+from oomwatch.sources.follow_program import follow_container, follow_unit
+from oomwatch.sources.log_tail import Follower, LogTail
+from oomwatch.sources.output import LogLocation
+
+_LOG = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 0.2
+_SAVE_SECONDS: Final = 2.0
+_MAX_EXCERPT_LINES: Final = 200
+"""Telling lines of one look that are stored; a flood of them says the same."""
+
+
+class Sink(Protocol):
+    """Where log lines and positions are kept."""
+
+    def put_events(self, events: Iterable[LogLine], engine_id: str | None = None) -> None:
+        """Keep lines of an engine."""
+
+    def save_position(self, source: str, position: Mapping[str, Any]) -> None:
+        """Keep where the follower of a source is."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Followed:
+    tail: LogTail
+    engine_id: str
+    trouble: str | None = None
+    saved: Mapping[str, Any] | None = None
+
+
+class LogFollowers:
+    """All followed logs, by their place; a restarted engine's log goes on being followed."""
+
+    def __init__(
+        self,
+        sources: SourcesConfig,
+        sink: Sink,
+        on_telling: Callable[[str], None],
+        positions: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self._sources = sources
+        self._sink = sink
+        self._on_telling = on_telling
+        self._positions = positions or {}
+        self._lock = threading.Lock()
+        self._followed: dict[str, _Followed] = {}
+        self._save_at = 0.0
+        self.looked_at = 0.0
+        self.lines_total = 0
+
+    def attach(self, engine: WatchedEngine, named: str | None = None) -> list[str]:
+        """Follow the logs of an engine; why there are none, if so. `named` is its log by name."""
+        locations: Sequence[LogLocation] = engine.found.logs
+        if named is not None:
+            locations = (LogLocation("file", path=named),)
+        reasons = []
+        for location in locations:
+            place, follower, size = self._open(location, engine)
+            if follower is None:
+                reasons.append(place)
+                continue
+            with self._lock:
+                known = self._followed.get(place)
+                if known is None:
+                    tail = LogTail(follower, place, size=size)
+                    known = self._followed[place] = _Followed(tail, engine.id)
+                else:
+                    follower.close()
+                known.engine_id = engine.id
+            if known.tail not in engine.tails:
+                engine.tails.append(known.tail)
+        return reasons if not engine.tails else []
+
+    def _open(
+        self, location: LogLocation, engine: WatchedEngine
+    ) -> tuple[str, Follower | None, int]:
+        """The place of a log, its follower and its size; or why there is none."""
+        since = engine.found.started_at
+        if location.path is not None:
+            if not self._sources.logs:
+                return "log files are not read (sources.logs)", None, 0
+            place = location.path
+            try:
+                size = os.stat(place).st_size  # noqa: PTH116 - one call
+                with open(place, "rb"):  # noqa: PTH123 - whether it may be read
+                    pass
+            except OSError as error:
+                return f"{place}: {error.strerror}", None, 0
+            position = FilePosition.from_json(self._positions.get(place, {}))
+            return place, FileFollower(place, position), 0 if position else size
+        if location.kind == "unit" and location.name:
+            place = f"unit {location.name}"
+            if not self._sources.journal:
+                return "the journal is not read (sources.journal)", None, 0
+            if shutil.which("journalctl") is None:
+                return "journalctl is not there", None, 0
+            return place, follow_unit(location.name, self._positions.get(place), since=since), 0
+        if location.kind == "container" and location.name:
+            place = f"container {location.name}"
+            program = next((p for p in ("docker", "podman", "nerdctl") if shutil.which(p)), None)
+            if not self._sources.containers or program is None:
+                return "its container's log cannot be read", None, 0
+            saved = self._positions.get(place)
+            return place, follow_container(location.name, saved, program=program), 0
+        return location.reason or "its output goes where it cannot be read back", None, 0
+
+    def look(self) -> None:
+        """Read what is new in every log."""
+        with self._lock:
+            followed = list(self._followed.items())
+        now = time.monotonic()
+        saving = now >= self._save_at
+        if saving:
+            self._save_at = now + _SAVE_SECONDS
+        for place, one in followed:
+            self._look_at(place, one, saving=saving)
+        self.looked_at = now
+
+    def _look_at(self, place: str, one: _Followed, *, saving: bool) -> None:
+        try:
+            lines = list(one.tail.poll())
+            trouble = one.tail.follower.missed
+        except Exception as error:  # noqa: BLE001 - one broken log must not stop the others
+            lines, trouble = [], str(error)
+        if trouble != one.trouble:
+            one.trouble = trouble
+            if trouble:
+                _LOG.warning("%s: %s", place, trouble)
+        if lines:
+            self.lines_total += len(lines)
+            self._sink.put_events(lines[:_MAX_EXCERPT_LINES], one.engine_id)
+            self._on_telling(one.engine_id)
+        if saving or lines:
+            self._save(place, one)
+
+    def _save(self, place: str, one: _Followed) -> None:
+        position = one.tail.follower.position
+        if position is None:
+            return
+        value = position.to_json() if isinstance(position, FilePosition) else position
+        if value != one.saved:
+            one.saved = value
+            self._sink.save_position(place, value)
+
+    def troubles(self) -> dict[str, str]:
+        """Logs that cannot be read now, and why."""
+        with self._lock:
+            return {place: one.trouble for place, one in self._followed.items() if one.trouble}
+
+    def run(self, stop: threading.Event) -> None:
+        """Look again and again until told to stop."""
+        while not stop.wait(LOOK_SECONDS):
+            self.look()
+        self._save_at = 0.0
+        self.look()
+        with self._lock:
+            for one in self._followed.values():
+                one.tail.follower.close()

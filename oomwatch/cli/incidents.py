@@ -1,0 +1,156 @@
+"""`oomwatch incidents`: what the agent has stored."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from oomwatch.cli.stored import find_incident, opened, store_option
+
+if TYPE_CHECKING:
+    from oomwatch.records import StoredIncident
+
+EXAMPLES = """\b
+Examples:
+  oomwatch incidents                     the last ones
+  oomwatch incidents list --open --json
+  oomwatch incidents show 3fa9           the whole report of one
+"""
+
+
+@click.group("incidents", invoke_without_command=True, epilog=EXAMPLES)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """List and show what the agent has stored."""
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(list_)
+
+
+@command.command("list", epilog="\b\nExamples:\n  oomwatch incidents list --since 2d")
+@click.option("--open", "only_open", is_flag=True, help="Only those that are not over.")
+@click.option("--engine", metavar="ID", help="Only those of this engine.")
+@click.option("--since", metavar="TIME", help="Only from then on: 2h, 3d, or 2026-11-29 03:00.")
+@click.option("--limit", default=50, show_default=True, help="At most so many.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@store_option
+def list_(  # noqa: PLR0917 - as many as there are options
+    only_open: bool = False,
+    engine: str | None = None,
+    since: str | None = None,
+    limit: int = 50,
+    as_json: bool = False,
+    store: str | None = None,
+) -> None:
+    """Print one line for each incident, the newest first."""
+    from oomwatch.cli.diagnose import parse_time
+    from oomwatch.report.sanitize import clean
+    from oomwatch.store.incidents import list_incidents
+
+    begin = parse_time(since, time.time())
+    with opened(store) as connection:
+        found = list(
+            list_incidents(
+                connection,
+                state="open" if only_open else None,
+                engine_id=engine,
+                since=begin,
+            )
+        )[:limit]
+    if as_json:
+        click.echo(json.dumps([_summary(i) for i in found], ensure_ascii=False, indent=2))
+        return
+    if not found:
+        click.echo("no incidents")
+    width = shutil.get_terminal_size((100, 24)).columns
+    for incident in found:
+        click.echo(clean(_line(incident), max(60, width)))
+
+
+@command.command("show", epilog="\b\nExamples:\n  oomwatch incidents show 3fa9 --format markdown")
+@click.argument("incident", required=False, metavar="[ID]")
+@click.option(
+    "--format",
+    "fmt",
+    type=click.Choice(["text", "json", "markdown", "html"]),
+    default="text",
+    show_default=True,
+    help="How to print it.",
+)
+@click.option("--lang", type=click.Choice(["en", "zh", "auto"]), default="auto", show_default=True)
+@store_option
+def show(incident: str | None, fmt: str, lang: str, store: str | None) -> None:
+    """Print the report of an incident, by default of the last one."""
+    from oomwatch.cli.diagnose import render
+    from oomwatch.report.json_read import from_json
+    from oomwatch.report.sanitize import clean
+
+    with opened(store) as connection:
+        stored = find_incident(connection, incident)
+    if fmt == "json":
+        whole = {**_summary(stored), "diagnosis": stored.diagnosis}
+        click.echo(json.dumps(whole, ensure_ascii=False, indent=2))
+        return
+    if fmt == "text":
+        click.echo(clean(_line(stored), 400))
+        for trigger in stored.triggers[:20]:
+            text = f"  {_local(trigger.at)}  {trigger.kind}: {trigger.text or ''}"
+            click.echo(clean(text, 400))
+        resolution = (stored.diagnosis or {}).get("resolution")
+        if resolution:
+            changed = "with other flags" if resolution.get("command_changed") else "unchanged"
+            click.echo(f"  {_local(resolution['at'])}  it serves again, {changed}")
+        click.echo("")
+    if stored.diagnosis is None:
+        click.echo("not diagnosed yet")
+        return
+    options: dict[str, Any] = {"lang": lang, "color": "auto" if sys.stdout.isatty() else "never"}
+    click.echo(render(from_json(stored.diagnosis), fmt, options), color=True)
+
+
+def _cause(incident: StoredIncident) -> str:
+    diagnosis = incident.diagnosis or {}
+    for kind in ("incidents", "risks"):
+        for row in diagnosis.get(kind) or ():
+            return str(row.get("cause", "unknown"))
+    return "unknown"
+
+
+def _line(incident: StoredIncident) -> str:
+    last = incident.triggers[-1].text if incident.triggers else ""
+    first = incident.triggers[0] if incident.triggers else None
+    return (
+        f"{incident.id}  {_local(incident.opened_at)}  {incident.state:6}  "
+        f"{incident.engine_id or '-':12}  {_cause(incident)}  "
+        f"{(first.text if first else last) or ''}"
+    )
+
+
+def _summary(incident: StoredIncident) -> dict[str, Any]:
+    return {
+        "id": incident.id,
+        "state": incident.state,
+        "opened_at": incident.opened_at,
+        "closed_at": incident.closed_at,
+        "engine": incident.engine_id,
+        "host": incident.host,
+        "cause": _cause(incident),
+        "triggers": [
+            {
+                "kind": trigger.kind,
+                "at": trigger.at,
+                "gpu": trigger.gpu,
+                "pid": trigger.pid,
+                "text": trigger.text,
+            }
+            for trigger in incident.triggers
+        ],
+    }
+
+
+def _local(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

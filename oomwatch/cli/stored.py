@@ -1,0 +1,68 @@
+"""What commands share that read the agent's store."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from oomwatch.errors import NoInputError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from oomwatch.records import StoredIncident
+
+store_option = click.option(
+    "--store",
+    metavar="PATH|URL",
+    help="The agent's store; by default that of the configuration.",
+)
+
+
+@contextlib.contextmanager
+def opened(store: str | None) -> Iterator[Connection]:
+    """The store, to read.
+
+    Raises:
+        NoInputError: there is none.
+        StoreError: it cannot be read.
+
+    """
+    from oomwatch.config import load_config
+    from oomwatch.config.secrets import store_address
+    from oomwatch.store.database import open_reader
+    from oomwatch.store.location import parse_store
+
+    address = store if store is not None else store_address(load_config().config)
+    with open_reader(parse_store(address)) as connection:
+        yield connection
+
+
+def find_incident(connection: Connection, identity: str | None) -> StoredIncident:
+    """The incident of an id or of the beginning of one; without, the last that was diagnosed.
+
+    Raises:
+        NoInputError: there is none, or several begin like that.
+
+    """
+    from oomwatch.store.incidents import list_incidents
+
+    incidents = list(list_incidents(connection))
+    if identity is None:
+        for incident in incidents:
+            if incident.diagnosis and incident.diagnosis.get("incidents"):
+                return incident
+        if incidents:
+            return incidents[0]
+        raise NoInputError("the store holds no incident")
+    found = [i for i in incidents if i.id == identity] or [
+        i for i in incidents if i.id.removeprefix("inc-").startswith(identity.removeprefix("inc-"))
+    ]
+    if not found:
+        raise NoInputError(f"no incident {identity}; see `oomwatch incidents`")
+    if len(found) > 1:
+        raise NoInputError(f"{identity} fits {len(found)} incidents; write more of it")
+    return found[0]

@@ -1,0 +1,120 @@
+"""Follows the kernel's messages as they are written: /dev/kmsg, else ``journalctl -kf``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from oomwatch.errors import PermissionDeniedError, SourceUnavailable
+from oomwatch.records import KernelEvent
+from oomwatch.sources.follow_program import CURSOR, ProgramFollower
+from oomwatch.sources.kernel import boot_time, kmsg_records, with_time
+from oomwatch.sources.kernel_events import Assembler
+from oomwatch.sources.kernel_format import Unwrapper
+
+_LOOK_SECONDS: Final = 0.2
+_WHOLE_SECONDS: Final = 0.5
+"""The kernel writes the report of a kill in one go."""
+_JOURNALCTL: Final = (
+    "journalctl",
+    "--no-pager",
+    "--quiet",
+    "--dmesg",
+    "--follow",
+    "--output=json",
+    "--lines=0",
+)
+
+
+def follow_kernel(stop: threading.Event, *, path: str = "/dev/kmsg") -> Iterator[KernelEvent]:
+    """Events from now on, until told to stop.
+
+    Raises:
+        SourceError: the kernel's messages may not be read, or there is no way to.
+
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        yield from _follow_journal(stop, error)
+        return
+    try:
+        with contextlib.suppress(OSError):  # a pipe or a plain file in place of the device
+            os.lseek(handle, 0, os.SEEK_END)
+        yield from _follow_device(handle, stop)
+    finally:
+        os.close(handle)
+
+
+def _follow_device(handle: int, stop: threading.Event) -> Iterator[KernelEvent]:
+    parser = _Parser()
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    while not stop.is_set():
+        if not poll.poll(_LOOK_SECONDS * 1000):
+            yield from parser.quiet()
+            continue
+        before = time.monotonic()
+        try:
+            for record in kmsg_records(handle):
+                yield from parser.take(record)
+        except OSError as error:
+            raise SourceUnavailable(f"/dev/kmsg cannot be read ({error.strerror})") from None
+        if time.monotonic() - before < _LOOK_SECONDS / 10:
+            stop.wait(_LOOK_SECONDS / 10)  # a device that is always ready must not spin
+
+
+def _follow_journal(stop: threading.Event, refused: OSError) -> Iterator[KernelEvent]:
+    from oomwatch.sources.kernel import probe_journal  # noqa: PLC0415 - runs a program
+
+    try:
+        probe_journal()
+    except PermissionDeniedError:
+        raise PermissionDeniedError(
+            f"/dev/kmsg: {refused.strerror}; and the journal may not be read: add CAP_SYSLOG "
+            "(oomwatch service install --with kernel-log), or the group systemd-journal"
+        ) from None
+    follower = ProgramFollower(
+        lambda cursor: (*_JOURNALCTL, *([f"--after-cursor={cursor}"] if cursor else [])), CURSOR
+    )
+    parser = _Parser()
+    try:
+        while not stop.wait(_LOOK_SECONDS):
+            for chunk in follower.read():
+                for line in chunk.data.decode("utf-8", "replace").splitlines():
+                    yield from parser.take(line)
+            yield from parser.quiet()
+    finally:
+        follower.close()
+
+
+class _Parser:
+    """Lines to events; a report of several lines is complete once nothing follows it."""
+
+    def __init__(self) -> None:
+        self._unwrapper = Unwrapper()
+        self._assembler = Assembler()
+        self._boot_time = boot_time()
+        self._last: float | None = None
+
+    def take(self, raw: str) -> Iterator[KernelEvent]:
+        line = self._unwrapper.line(raw)
+        if line is not None:
+            self._last = time.monotonic()
+            yield from map(self._timed, self._assembler.feed(0, line))
+
+    def quiet(self) -> Iterator[KernelEvent]:
+        if self._last is not None and time.monotonic() - self._last >= _WHOLE_SECONDS:
+            self._last = None
+            line = self._unwrapper.finish()
+            if line is not None:
+                yield from map(self._timed, self._assembler.feed(0, line))
+            yield from map(self._timed, self._assembler.finish())
+
+    def _timed(self, event: KernelEvent) -> KernelEvent:
+        return with_time(event, self._boot_time) if self._boot_time is not None else event
