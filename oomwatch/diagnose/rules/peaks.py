@@ -27,6 +27,8 @@ _WORKSPACE: Final = 8 * GIB
 """One allocation of this size follows the context length, not the batch."""
 _FEW: Final = 16
 _MANY: Final = 64
+_SAMPLED: Final = 256
+"""Requests whose sampled rows, sorted, stay under a GiB."""
 _LONG_STEP: Final = 1024
 """Tokens of one step, or prompt tokens a second, that are prompts rather than decoding."""
 _TELLING: Final = ("logprobs", "encoder", "workspace", "speculation", "lora")
@@ -229,7 +231,7 @@ def _by_part(facts: Facts, failure: Failure, part: Part | None, values: dict[str
     }
     if part in named and not (part == "moe" and not _spreads_experts(facts, failure)):
         return named[part]
-    if part == "logits" and tried >= GIB:
+    if part in ("logits", "sampler") and tried >= GIB and (values.get("running") or 0) <= _SAMPLED:
         # Sampled rows alone, a few hundred, stay under that at any vocabulary.
         return (*named["logprobs"][:1], 0.72, named["logprobs"][2])
     if oom is None and _LIBRARY.search(failure.message):
