@@ -17,6 +17,8 @@ from oomwatch.units import GIB, MIB
 _SLICES_GIB: Final = (4.75, 9.50, 19.50, 39.25, 39.50)
 """CUDA totals of 1g.5gb to 3g.40gb slices of A100 and H100 that no whole card has (39.4 and 39.56
 are A100 40 GB cards, 9.77 is an RTX 3080)."""
+_PART: Final = 0.6
+"""Under this share of the smallest card of the host, a total is that of a part of a card."""
 _UNIFIED_GIB: Final = (119.0, 124.0)
 """CUDA totals of GB10 and Thor boards; no discrete card reports one in this range."""
 _SPARE: Final = 512 * MIB
@@ -32,13 +34,16 @@ def shares_host_memory(facts: Facts, total: float | None) -> bool:
 
 def is_slice(facts: Facts, failure: Failure) -> bool:
     """Whether the device is a MIG slice: by name, by the variable that selects it, or by its total."""
-    if facts.gpu_names:
-        return any("MIG" in name for name in facts.gpu_names)
     env = facts.engine.env
     chosen = f"{env.get('CUDA_VISIBLE_DEVICES', '')} {env.get('NVIDIA_VISIBLE_DEVICES', '')}"
-    if "MIG-" in chosen or facts.said("mig.device") is not None:
+    if "MIG-" in chosen or any("MIG" in name for name in facts.gpu_names):
         return True
     total = failure.oom.total_bytes if failure.oom else None
+    if facts.gpu_names:
+        whole = [size for name in facts.gpu_names if (size := _total_of(name)) is not None]
+        return total is not None and bool(whole) and total < _PART * min(whole)
+    if facts.said("mig.device") is not None:
+        return True
     return total is not None and any(abs(total / GIB - s) < 0.02 for s in _SLICES_GIB)
 
 

@@ -169,6 +169,8 @@ def _by_log(facts: Facts, failure: Failure) -> Stage:
     run = facts.run
     if run is None or not is_placed(facts, failure):
         return _by_size(failure)
+    if run.stage == "init" and failure.oom is None and failure.match("cuda.oom_raw") is not None:
+        return "init"  # the context itself: the allocator would give sizes
     if run.stage in ("init", "load"):
         return "load"
     before = [e for e in run.events if _precedes(e, failure)]
