@@ -63,12 +63,18 @@ class Pattern:
     span: str
     where: Where = "line"
     cause: str | None = None
+    anchors: tuple[str, ...] = ()
+    """Further substrings of which a line must contain one: for wordings that share no needle."""
 
     def search(self, text: str) -> re.Match[str] | None:
         """The match in `text`, or None."""
-        if self.needle not in text:
+        if self.needle not in text or not self.is_near(text):
             return None
         return _compiled(self.regex).search(text)
+
+    def is_near(self, text: str) -> bool:
+        """Whether the text holds one of the anchors, if there are any."""
+        return not self.anchors or any(anchor in text for anchor in self.anchors)
 
     def fields(self, match: re.Match[str]) -> dict[str, Any]:
         """The named fields of a match, as numbers in base units; unreadable ones are left out."""
@@ -165,6 +171,8 @@ def _matches(grouped: _Grouped, text: str) -> Iterator[tuple[Pattern, dict[str, 
     for needle, patterns in grouped:
         if needle in text:
             for pattern in patterns:
+                if not pattern.is_near(text):
+                    continue
                 match = _compiled(pattern.regex).search(text)
                 if match is not None:
                     yield pattern, pattern.fields(match)

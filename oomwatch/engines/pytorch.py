@@ -155,8 +155,8 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     Pattern(
         "cuda.oom_raw",
         "oom",
-        "OutOfMemoryError",
-        r"OutOfMemoryError: (?:CUDA|HIP|XPU|NPU|MUSA)(?: backend)? out of (?!.*Tried to allocate)",
+        " out of",
+        r"(?:OutOfMemoryError: (?:CUDA|HIP|XPU|NPU|MUSA)(?: backend)? out of (?!.*Tried to allocate)|RuntimeError: (?:CUDA|HIP|XPU|NPU|MUSA) out of(?: mem\w*\.?)?$)",
         "torch.OutOfMemoryError: CUDA out of mem",
         "torch 1.13..",
         where="exception",
@@ -458,6 +458,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "..",
         where="any",
         cause="illegal_memory_access",
+        anchors=("Memory access fault", "HSA_STATUS"),
     ),
     Pattern(
         "rocm.hardware",
@@ -468,6 +469,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "..",
         where="any",
         cause="gpu_hw_fault",
+        anchors=("HW Exception", "HSA_STATUS"),
     ),
     Pattern(
         "npu.exception",
@@ -478,6 +480,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "ascend",
         where="any",
         cause="illegal_memory_access",
+        anchors=("exception", "MTE", "error code is"),
     ),
     Pattern(
         "npu.timeout",
@@ -488,6 +491,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "ascend",
         where="any",
         cause="nccl_watchdog",
+        anchors=("HCCL", "hccl", "aicore", "error code is", "EI000"),
     ),
     Pattern(
         "cuda.misaligned",
@@ -538,6 +542,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "..",
         where="any",
         cause="no_kernel_image",
+        anchors=("no kernel image", "invalid device function", "NoBinary", "NoKernelImage"),
     ),
     Pattern(
         "cuda.invalid_image",
@@ -573,11 +578,12 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "flashinfer.workspace",
         "failure",
         "",
-        r"(?:[Bb]uffer overflow when allocating memory for (?P<buffer>\S+) with size (?P<asked_count>\d+)|[Ww]orkspace(?: buffer)?(?: size)? (?:is )?(?:too small|insufficient|not large enough))",
+        r"(?:(?:[Bb]uffer overflow when allocating|Failed to allocate) memory for (?P<buffer>\S+) with size (?P<asked_count>\d+)|[Ww]orkspace(?: buffer)?(?: size)? (?:is )?(?:too small|insufficient|not large enough))",
         "Buffer overflow when allocating memory for batch_prefill_tmp_v with size 553648128 and alignment 16, but only 402653184 bytes available in AlignedAllocator",
         "..",
         where="any",
         cause="fixed_workspace_overflow",
+        anchors=("overflow", "orkspace"),
     ),
     Pattern(
         "flashinfer.dispatch",

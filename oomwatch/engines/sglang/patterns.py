@@ -157,8 +157,8 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     Pattern(
         "sglang.kv_budget_zero",
         "check",
-        "Not enough memory. Please try to increase --mem-fraction-static",
-        rf"Not enough memory\. Please try to increase --mem-fraction-static\.(?:\s*Current value: (?:self\.server_args\.)?mem_fraction_static=(?P<fraction_ratio>{_N}))?",
+        "memory. Please try to increase --mem-fraction-static",
+        rf"Not enought? memory\. Please try to increase --mem-fraction-static\.(?:\s*Current value: (?:self\.server_args\.)?mem_fraction_static=(?P<fraction_ratio>{_N}))?",
         "Not enough memory. Please try to increase --mem-fraction-static. Current value: mem_fraction_static=0.6",
         "..",
         where="exception",
@@ -368,6 +368,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "..",
         where="any",
         cause="request_too_long",
+        anchors=("too long", "onger than", "exceeds the m"),
     ),
     Pattern(
         "sglang.transfer",
