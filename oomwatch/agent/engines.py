@@ -151,5 +151,7 @@ def is_abnormal(end: EngineExit) -> bool:
 
 
 def _root(found: DiscoveredEngine) -> tuple[int, int | None]:
+    if not found.members:  # known by its page or log alone
+        return 0, None
     process = found.members[0].process
     return process.pid, process.start_ticks

@@ -35,6 +35,7 @@ from oomwatch.agent.messages import (
     Seen,
     TellingLines,
 )
+from oomwatch.agent.named import apply_names, headers_of
 from oomwatch.config import Config, ConfigError, Loaded, load_config
 from oomwatch.config.secrets import store_address
 from oomwatch.detect.gpu import silent
@@ -151,7 +152,7 @@ class Agent:
         self._thread("exits", self._watch_exits)
         if self.config.sources.kernel:
             self._thread("kernel", self._watch_kernel)
-        if self.config.discovery.enabled:
+        if self.config.discovery.enabled or self.config.engines:
             self._thread("discovery", self._search)
         self._start_scheduler()
 
@@ -359,14 +360,7 @@ class Agent:
                 self._stop.wait(1.0)  # its keeper takes a moment to start it again
 
     def _discover(self) -> None:
-        found = discover(nvml=self.last_reading)
-        kinds = self.config.discovery.engines
-        wanted = tuple(
-            engine
-            for engine in found.engines
-            if getattr(kinds, (engine.recorded.engine or "other").replace(".", "_"), kinds.other)
-        )
-        found = dataclasses.replace(found, engines=wanted)
+        found = apply_names(self.config, discover(nvml=self.last_reading))
         before = {id(engine) for engine in self.table}
         done = threading.Event()
         self.mailbox.put(Discovered(time.monotonic(), found, done))
@@ -402,10 +396,17 @@ class Agent:
             known = None
         if url is None or known is not None or not self.config.sources.metrics:
             return
+        try:
+            headers, ca_file = headers_of(self.config, engine.id)
+        except ConfigError as error:
+            _LOG.error("%s: no metrics: %s", engine.id, error)
+            return
         scraper = Scraper(
             engine.id,
             url,
             self._on_page,
+            headers=headers,
+            ca_file=ca_file,
             interval_seconds=self.config.agent.scrape_interval_seconds,
             answer_seconds=self.config.agent.scrape_timeout_seconds,
         )

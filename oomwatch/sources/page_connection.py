@@ -13,6 +13,7 @@ import http.client
 import socket
 import time
 import zlib
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -41,7 +42,14 @@ class PageConnection:
     """One address. `fetch` is for one thread; `abort` may be called from another."""
 
     def __init__(
-        self, url: str, *, connect_seconds: float, answer_seconds: float, max_bytes: int
+        self,
+        url: str,
+        *,
+        connect_seconds: float,
+        answer_seconds: float,
+        max_bytes: int,
+        headers: Mapping[str, str] | None = None,
+        ca_file: str | None = None,
     ) -> None:
         """Raises `UsageError` for what is no address of a page."""
         url = metrics_url(url)
@@ -63,6 +71,8 @@ class PageConnection:
         if parts.username is not None:
             user = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
             self._headers["Authorization"] = f"Basic {base64.b64encode(user).decode()}"
+        self._headers.update(headers or {})
+        self._ca_file = ca_file
         self._connect_seconds = connect_seconds
         self._answer_seconds = answer_seconds
         self._max_bytes = max_bytes
@@ -134,11 +144,19 @@ class PageConnection:
         if self._secure:
             import ssl  # noqa: PLC0415 - 3 MB, only for addresses that want it
 
+            context = ssl.create_default_context()
+            if self._ca_file is not None:
+                try:
+                    context.load_verify_locations(self._ca_file)
+                except (OSError, ssl.SSLError):
+                    raise SourceUnavailable(
+                        f"{self.shown}: the certificates in {self._ca_file} cannot be read"
+                    ) from None
             made = http.client.HTTPSConnection(
                 self._host,
                 self._port,
                 timeout=self._connect_seconds,
-                context=ssl.create_default_context(),
+                context=context,
             )
         else:
             made = http.client.HTTPConnection(self._host, self._port, timeout=self._connect_seconds)

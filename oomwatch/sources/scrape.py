@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from oomwatch.errors import OomwatchError
@@ -65,6 +65,8 @@ class Scraper:
         connect_seconds: float = CONNECT_SECONDS,
         answer_seconds: float = ANSWER_SECONDS,
         max_bytes: int = MAX_PAGE_BYTES,
+        headers: Mapping[str, str] | None = None,
+        ca_file: str | None = None,
     ) -> None:
         """Raises `UsageError` for what is no address."""
         self.engine_id = engine_id
@@ -73,6 +75,8 @@ class Scraper:
             connect_seconds=connect_seconds,
             answer_seconds=answer_seconds,
             max_bytes=max_bytes,
+            headers=headers,
+            ca_file=ca_file,
         )
         self._hand_on = hand_on
         self._interval_seconds = interval_seconds
