@@ -5,6 +5,7 @@
 ``migrations`` numbered steps from one schema to the next
 ``database``   opens a store to write or to read, checks it, puts a broken file aside
 ``dictionary`` small numbers for hosts, clocks, GPUs, engines, processes
+``inserts``    INSERTs in the words of either database
 ``clock``      notices when the wall clock is set
 ``rows``       records to rows of integers; ``samples`` rows back to records
 ``batch``      one transaction of new records

@@ -21,8 +21,9 @@ from oomwatch.records import (
 )
 from oomwatch.store import schema
 from oomwatch.store.clock import Clock
-from oomwatch.store.dictionary import Dictionary, insert_new, plain, upsert
+from oomwatch.store.dictionary import Dictionary, plain
 from oomwatch.store.incidents import save_incident
+from oomwatch.store.inserts import insert_new, upsert
 from oomwatch.store.lanes import Batch, PendingEvent, Position
 from oomwatch.store.rows import (
     Sample,

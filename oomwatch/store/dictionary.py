@@ -7,39 +7,17 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sqlalchemy import Connection, Insert, Table, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Table, select, update
 
 from oomwatch.records import GpuProcessSample, GpuSample, ProcessSample
 from oomwatch.store import schema
 from oomwatch.store.clock import Clock
+from oomwatch.store.inserts import insert_new
 
 SEEN_EVERY_MS: Final = 15 * 60_000
 """How far `seen_ms` of a dictionary row may lag behind its last sample."""
 
 _REMEMBERED: Final = 8192  # names; a host where thousands of processes come and go forgets some
-
-
-def insert_new(connection: Connection, table: Table) -> Insert:
-    """An INSERT that leaves rows alone whose key is there: writing twice is writing once."""
-    if connection.dialect.name == "postgresql":
-        return postgresql.insert(table).on_conflict_do_nothing()
-    return sqlite.insert(table).on_conflict_do_nothing()
-
-
-def upsert(connection: Connection, table: Table) -> Insert:
-    """An INSERT that takes the place of a row with the same primary key."""
-    keys = [column.name for column in table.primary_key]
-    others = [column.name for column in table.columns if not column.primary_key]
-    if connection.dialect.name == "postgresql":
-        insert = postgresql.insert(table)
-        return insert.on_conflict_do_update(
-            index_elements=keys, set_={name: insert.excluded[name] for name in others}
-        )
-    new = sqlite.insert(table)
-    return new.on_conflict_do_update(
-        index_elements=keys, set_={name: new.excluded[name] for name in others}
-    )
 
 
 def digest_of(*parts: object) -> int:
@@ -109,11 +87,22 @@ class Dictionary:
 
     def engine_id(self, connection: Connection, engine: str, ts_ms: int) -> int:
         """Of an engine, by the id that discovery gave it."""
-        key = {"host_id": self.host_id(connection), "name": plain(engine) or "unknown"}
-        return self._seen(connection, schema.engine, ("engine", engine), key, facts={}, ts_ms=ts_ms)
+        name = ("engine", engine)
+        number = self._seen(connection, schema.engine, name, ts_ms)
+        if number is None:
+            key = {"host_id": self.host_id(connection), "name": plain(engine) or "unknown"}
+            number = _find_or_insert(connection, schema.engine, key, {"seen_ms": ts_ms})
+            self._remember(name, number, None)
+            self._seen(connection, schema.engine, name, ts_ms)
+        return number
 
     def process_id(self, connection: Connection, sample: ProcessSample, ts_ms: int) -> int:
         """Of a process under its present name, parent and cgroup."""
+        name = ("process", (sample.pid, sample.ppid, sample.name, sample.cmdline,
+                            sample.cgroup, sample.unit, sample.container))  # fmt: skip
+        number = self._seen(connection, schema.process, name, ts_ms)
+        if number is not None:
+            return number
         facts = {
             "pid": sample.pid,
             "ppid": sample.ppid,
@@ -123,10 +112,14 @@ class Dictionary:
             "unit": plain(sample.unit),
             "container": plain(sample.container),
         }
-        return self._described(connection, schema.process, facts, ts_ms)
+        return self._describe(connection, schema.process, name, facts, ts_ms=ts_ms)
 
     def holder_id(self, connection: Connection, sample: GpuProcessSample, ts_ms: int) -> int:
         """Of a process as the holder of memory of one GPU."""
+        name = ("holder", (sample.gpu, sample.pid, sample.name, sample.kind, sample.mig))
+        number = self._seen(connection, schema.holder, name, ts_ms)
+        if number is not None:
+            return number
         facts = {
             "gpu": sample.gpu,
             "pid": sample.pid,
@@ -134,36 +127,37 @@ class Dictionary:
             "kind": plain(sample.kind),
             "mig": plain(sample.mig),
         }
-        return self._described(connection, schema.holder, facts, ts_ms)
+        return self._describe(connection, schema.holder, name, facts, ts_ms=ts_ms)
 
-    def _described(
-        self, connection: Connection, table: Table, facts: Mapping[str, Any], ts_ms: int
-    ) -> int:
-        name = (table.name, tuple(facts.values()))
-        key = {"host_id": self.host_id(connection), "digest": digest_of(*facts.values())}
-        return self._seen(connection, table, name, key, facts=facts, ts_ms=ts_ms)
-
-    def _seen(
+    def _describe(
         self,
         connection: Connection,
         table: Table,
         name: tuple[str, Any],
-        key: Mapping[str, Any],
-        *,
         facts: Mapping[str, Any],
+        *,
         ts_ms: int,
     ) -> int:
-        """Look up or insert, and note now and then that it is still seen."""
+        """Insert what has no row yet, and remember it by `name`."""
+        key = {"host_id": self.host_id(connection), "digest": digest_of(*facts.values())}
+        number = _find_or_insert(connection, table, key, {**facts, "seen_ms": ts_ms})
+        self._remember(name, number, None)
+        self._seen(connection, table, name, ts_ms)
+        return number
+
+    def _seen(
+        self, connection: Connection, table: Table, name: tuple[str, Any], ts_ms: int
+    ) -> int | None:
+        """The id of a name, if it is remembered; notes now and then that it is still seen."""
         known = self._ids.get(name)
         if known is None:
-            number = _find_or_insert(connection, table, key, {**facts, "seen_ms": ts_ms})
-        elif abs(ts_ms - known[1]) < SEEN_EVERY_MS:
-            return known[0]
-        else:
-            number = known[0]
-        newer = (table.c.id == number) & (table.c.seen_ms < ts_ms)
-        connection.execute(update(table).where(newer).values(seen_ms=ts_ms))
-        return self._remember(name, number, ts_ms)[0]
+            return None
+        number, noted_ms = known
+        if noted_ms is None or abs(ts_ms - noted_ms) >= SEEN_EVERY_MS:
+            newer = (table.c.id == number) & (table.c.seen_ms < ts_ms)
+            connection.execute(update(table).where(newer).values(seen_ms=ts_ms))
+            self._remember(name, number, ts_ms)
+        return number
 
     def _remember(self, name: tuple[str, Any], number: int, facts: object) -> tuple[int, Any]:
         if len(self._ids) >= _REMEMBERED:

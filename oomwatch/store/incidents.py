@@ -10,7 +10,8 @@ from sqlalchemy import Connection, Row, RowMapping, delete, insert, select
 
 from oomwatch.records import Evidence, IncidentState, StoredIncident, Trigger
 from oomwatch.store import schema
-from oomwatch.store.dictionary import plain, upsert
+from oomwatch.store.dictionary import plain
+from oomwatch.store.inserts import upsert
 from oomwatch.store.rows import to_json, to_ms
 
 

@@ -17,7 +17,8 @@ from sqlalchemy import Connection, Table, delete, func, select
 
 from oomwatch.store import schema
 from oomwatch.store.database import data_limit, raw_connection
-from oomwatch.store.dictionary import SEEN_EVERY_MS, upsert
+from oomwatch.store.dictionary import SEEN_EVERY_MS
+from oomwatch.store.inserts import upsert
 
 HOUR_MS: Final = 3_600_000
 DAY_SECONDS: Final = 86_400

@@ -23,10 +23,9 @@ from sqlalchemy import (
     select,
     union_all,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from oomwatch.store import schema
-from oomwatch.store.dictionary import upsert
+from oomwatch.store.inserts import upsert, upsert_rows
 
 GRACE_MS: Final = 15_000
 """How late a sample may come without a bucket being counted twice: a scrape may take that long."""
@@ -83,16 +82,9 @@ def _set_mark(connection: Connection, host_id: int, step: int, until: int) -> No
 
 def _count(connection: Connection, buckets: Select[Any], tier: Table) -> int:
     """Write buckets to their tier, in place of those that were counted before."""
-    names = [column.name for column in tier.columns]
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    insert = dialect.insert(tier).from_select(names, buckets)
-    keys = [column.name for column in tier.primary_key]
-    values = {name: insert.excluded[name] for name in names if name not in keys}
-    done = connection.execute(
-        insert.on_conflict_do_update(index_elements=keys, set_=values),
-        execution_options={"preserve_rowcount": True},
-    )
-    return done.rowcount
+    insert = upsert_rows(connection, tier, buckets)
+    options = {"preserve_rowcount": True}  # SQLAlchemy forgets that of an INSERT of a SELECT
+    return connection.execute(insert, execution_options=options).rowcount
 
 
 def _buckets(

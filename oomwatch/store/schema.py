@@ -165,7 +165,7 @@ class Metric:
         return tuple(f"{self.column}_{kind}" for kind in kinds)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class SampleTable:
     """A table of samples with its tiers. `key` is the dictionary column after the time."""
 
