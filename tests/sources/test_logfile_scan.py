@@ -280,6 +280,7 @@ def decisive_samples() -> list[tuple[str, str]]:
 BESIDE_OTHERS = {
     "shutdown.complete": "uvicorn writes it right after Shutting down",
     "crash.heap": "glibc aborts, and the parent says that the process died",
+    "sglang.rank_dead": "the launcher's traceback follows",
 }
 
 
