@@ -22,11 +22,9 @@ def apply_names(config: Config, found: Discovery) -> Discovery:
         if getattr(kinds, (engine.recorded.engine or "other").replace(".", "_"), kinds.other)
     ]
     if not config.discovery.enabled:
-        engines = [e for e in engines if any(_is_meant(c, e, found) for c in config.engines)]
+        engines = [e for e in engines if any(_is_meant(c, e) for c in config.engines)]
     for entry in config.engines:
-        place = next(
-            (n for n, engine in enumerate(engines) if _is_meant(entry, engine, found)), None
-        )
+        place = next((n for n, engine in enumerate(engines) if _is_meant(entry, engine)), None)
         if place is not None:
             engines[place] = _named(entry, engines[place])
         elif entry.metrics_url is not None or entry.log is not None:
@@ -34,27 +32,27 @@ def apply_names(config: Config, found: Discovery) -> Discovery:
     return dataclasses.replace(found, engines=tuple(engines))
 
 
-def _is_meant(entry: EngineConfig, engine: DiscoveredEngine, found: Discovery) -> bool:
+def _is_meant(entry: EngineConfig, engine: DiscoveredEngine) -> bool:
     """Whether all that the entry says is true of the engine, and it says something."""
     recorded = engine.recorded
     url = urlsplit(recorded.metrics_url or "")
-    checks = [
-        (
-            entry.unit,
-            lambda: entry.unit in {engine.unit, f"{engine.unit}".removesuffix(".service")},
-        ),
-        (entry.container, lambda: (engine.container or "").startswith(entry.container or "?")),
-        (entry.pod, lambda: _is_pod(entry.pod or "", engine)),
-        (entry.pid, lambda: entry.pid in recorded.pids),
-        (entry.port, lambda: url.port == entry.port),
-        (entry.metrics_url, lambda: _same_page(entry.metrics_url or "", recorded.metrics_url)),
-        (entry.log, lambda: any(log.path == entry.log for log in engine.logs)),
+    marks = [
+        known
+        for value, known in (
+            (entry.unit, entry.unit in {engine.unit, (engine.unit or "").removesuffix(".service")}),
+            (entry.container, (engine.container or "").startswith(entry.container or "?")),
+            (entry.pod, _is_pod(entry.pod or "", engine)),
+            (entry.pid, entry.pid in recorded.pids),
+            (entry.port, url.port == entry.port),
+        )
+        if value is not None
     ]
-    marks = [check for value, check in checks[:5] if value is not None]
-    if not marks:  # only an address: it is that engine's if it has the same one
-        marks = [check for value, check in checks[5:] if value is not None][:1]
+    if not marks and entry.metrics_url is not None:
+        marks = [_same_page(entry.metrics_url, recorded.metrics_url)]
+    elif not marks and entry.log is not None:
+        marks = [any(log.path == entry.log for log in engine.logs)]
     right_kind = entry.kind in {"auto", recorded.engine}
-    return right_kind and not engine.orphan and bool(marks) and all(check() for check in marks)
+    return right_kind and not engine.orphan and bool(marks) and all(marks)
 
 
 def _is_pod(pattern: str, engine: DiscoveredEngine) -> bool:
