@@ -583,7 +583,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "..",
         where="any",
         cause="fixed_workspace_overflow",
-        anchors=("overflow", "orkspace"),
+        anchors=("overflow", "orkspace", "Failed to allocate"),
     ),
     Pattern(
         "flashinfer.dispatch",
