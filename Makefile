@@ -5,8 +5,9 @@ PY := $(VENV)/bin/python
 # The first of these that is Python 3.11 or newer; name another with PYTHON=...
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
-# hyperscan has wheels for these only; without it logs are read with the standard library.
-EXTRAS := $(if $(filter x86_64 aarch64,$(shell uname -m)),[fast])
+# hyperscan and psycopg have wheels for these only; the product works without them.
+COMMA := ,
+EXTRAS := $(if $(filter x86_64 aarch64,$(shell uname -m)),[fast$(COMMA)postgres])
 INSTALLED := $(VENV)/.installed
 
 .PHONY: help demo test lint types bench accuracy docs clean
@@ -14,7 +15,7 @@ INSTALLED := $(VENV)/.installed
 help:
 	@echo "make demo       diagnose the embedded recording, then this host if it has GPUs"
 	@echo "make test       lint, types and tests"
-	@echo "make bench      how fast commands start, and logs are read beside grep"
+	@echo "make bench      how fast commands start, logs are read beside grep, the store works"
 	@echo "make accuracy   how near the memory model comes to real starts"
 	@echo "make docs       write the generated parts of the docs and the READMEs anew"
 	@echo "make clean      remove what make made"
@@ -35,6 +36,7 @@ types: $(INSTALLED)
 bench: $(INSTALLED)
 	$(PY) benchmarks/startup.py
 	$(PY) benchmarks/log_scan.py
+	$(PY) benchmarks/store.py
 
 accuracy: $(INSTALLED)
 	$(PY) benchmarks/accuracy.py

@@ -23,6 +23,9 @@ COMMANDS: Final = {
     "flags": "Only the flags that fix the last incident, for scripts.",
     "config": "Show, check or print the configuration.",
     "service": "Run the agent under systemd: install, remove, look at it.",
+    "db": "Look into the agent's store: stats, check, prune, export.",
+    "config": "Show, check or print the configuration.",
+    "service": "Run the agent under systemd: install, remove, look at it.",
     "demo": "The main job on an embedded recording, then on this host.",
     "completion": "Print the completion script of a shell.",
 }
@@ -78,6 +81,13 @@ Examples:
 @click.version_option(__version__, "--version", message="oomwatch %(version)s")
 def cli() -> None:
     """Say what ran out of memory on an LLM server, why, and which flags fix it."""
+
+
+def describe_error(error: Exception) -> str:
+    """What an error says, without the passwords of addresses that it quotes."""
+    from oomwatch.engines.secrets import hide_text
+
+    return hide_text(str(error))
 
 
 def print_error(message: str) -> None:

@@ -31,13 +31,10 @@ def opened(store: str | None) -> Iterator[Connection]:
         StoreError: it cannot be read.
 
     """
-    from oomwatch.config import load_config
-    from oomwatch.config.secrets import store_address
+    from oomwatch.cli.db import find_store
     from oomwatch.store.database import open_reader
-    from oomwatch.store.location import parse_store
 
-    address = store if store is not None else store_address(load_config().config)
-    with open_reader(parse_store(address)) as connection:
+    with open_reader(find_store(store)) as connection:
         yield connection
 
 
