@@ -26,7 +26,7 @@ def main() -> None:
 def _run() -> int:
     import click  # noqa: PLC0415 - here, so that Ctrl-C during its import is quiet too
 
-    from oomwatch.cli import cli  # noqa: PLC0415
+    from oomwatch.cli import cli, describe_error  # noqa: PLC0415
     from oomwatch.errors import NoInputError, OomwatchError  # noqa: PLC0415
 
     completion = os.environ.get("_OOMWATCH_COMPLETE")
@@ -47,9 +47,9 @@ def _run() -> int:
     except click.ClickException as error:
         return _fail(_with_hint(error), 2)
     except NoInputError as error:
-        return _fail(_shown(error), 3)
+        return _fail(describe_error(error), 3)
     except OomwatchError as error:
-        return _fail(_shown(error), 2)
+        return _fail(describe_error(error), 2)
     except BrokenPipeError:
         _drop_output()
         return 141
@@ -83,13 +83,6 @@ def _with_hint(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     hint = f" (see '{context.command_path} --help')" if context is not None else ""
     return f"{error.format_message().rstrip('.')}{hint}"
-
-
-def _shown(error: BaseException) -> str:
-    """What an error says, which may quote addresses with a password in them."""
-    from oomwatch.engines.secrets import hide_text  # noqa: PLC0415
-
-    return hide_text(str(error))
 
 
 def _fail(message: str, status: int) -> int:
