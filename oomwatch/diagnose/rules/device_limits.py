@@ -48,9 +48,9 @@ def is_slice(facts: Facts, failure: Failure) -> bool:
 
 
 def refused_with_room(failure: Failure) -> bool:
-    """Whether far more was free than was asked for."""
+    """Whether far more was free than was asked for, and no limit of the process itself explains it."""
     oom = failure.oom
-    if oom is None or not oom.tried_bytes or not oom.free_bytes:
+    if oom is None or not oom.tried_bytes or not oom.free_bytes or oom.allowed_bytes is not None:
         return False
     return oom.free_bytes > oom.tried_bytes + _SPARE
 
