@@ -14,8 +14,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 from oomwatch.diagnose.client_text import (
     access_status,
@@ -23,15 +23,18 @@ from oomwatch.diagnose.client_text import (
     own_words,
     without_echo,
 )
+from oomwatch.diagnose.items import Failure, LogEvent
 from oomwatch.engines.common import OTHER_ENGINES
 from oomwatch.engines.common import PATTERNS as COMMON
 from oomwatch.engines.keepers import PATTERNS as KEEPERS
 from oomwatch.engines.patterns import Pattern, PatternTable
 from oomwatch.engines.pytorch import PATTERNS as PYTORCH
-from oomwatch.engines.pytorch import TorchOom, parse_oom
+from oomwatch.engines.pytorch import parse_oom
 from oomwatch.engines.sglang.patterns import PATTERNS as SGLANG
 from oomwatch.engines.vllm.patterns import PATTERNS as VLLM
 from oomwatch.records import LogLine
+
+__all__ = ["TABLE", "Extractor", "Failure", "LogEvent", "extract"]
 
 TABLE: Final = PatternTable(VLLM, SGLANG, PYTORCH, KEEPERS, COMMON, OTHER_ENGINES)
 
@@ -80,58 +83,6 @@ _CUT_AT_START: Final = 40
 """Lines from the start of the input in which bare frames count although their header is missing."""
 _MAX_FRAMES: Final = 60
 _MAX_MESSAGE: Final = 6000
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LogEvent:
-    """A line that a pattern matched, with its fields in base units."""
-
-    pattern: Pattern
-    fields: Mapping[str, Any]
-    line: LogLine
-    order: int
-    """Position in the whole input, for sorting over files."""
-    seen_at: float | None = None
-    """Time of the line, or of the last line before it in its file that has one."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Failure:
-    """One raised exception, or a line that says as much: what, where in the code, who.
-
-    `frames` are ``file.py:function``, outermost first. `matches` are the patterns that the message
-    matched. `relayed` marks a failure that another process repeats.
-    """
-
-    name: str
-    message: str
-    frames: tuple[str, ...]
-    paths: tuple[str, ...]
-    line: LogLine
-    order: int
-    matches: tuple[tuple[Pattern, Mapping[str, Any]], ...] = ()
-    oom: TorchOom | None = None
-    header: str = ""
-    relayed: bool = False
-    details: tuple[LogLine, ...] = ()
-    code: str = ""
-    """The last line of source that the traceback shows: all that is left where it was cut."""
-    announced: bool = True
-    """Whether a record of a program, or Python's own words, introduce it; quoted text has neither."""
-    seen_at: float | None = None
-    """As that of `LogEvent`."""
-
-    def match(self, *ids: str) -> Mapping[str, Any] | None:
-        """The fields of the first of these patterns that the message matched, or None."""
-        for pattern, fields in self.matches:
-            if pattern.id in ids:
-                return fields
-        return None
-
-    @property
-    def kinds(self) -> frozenset[str]:
-        """The kinds of all patterns that the message matched."""
-        return frozenset(pattern.kind for pattern, _ in self.matches)
 
 
 @dataclasses.dataclass(slots=True)
@@ -365,7 +316,10 @@ def _is_exception(name: str, after_frames: bool) -> bool:
 
 def _is_deciding(text: str) -> bool:
     """Whether an exception line names a refusal that decides by its words alone."""
-    return any(pattern.kind in ("check", "oom") for pattern, _ in TABLE.match_exception(text))
+    return any(
+        pattern.kind in ("check", "oom") or pattern.cause is not None
+        for pattern, _ in TABLE.match_exception(text)
+    )
 
 
 def _is_new_record(header: LogLine, line: LogLine) -> bool:

@@ -14,9 +14,11 @@ from typing import Any, Final
 
 from oomwatch.diagnose.events import Extractor, Failure, LogEvent
 from oomwatch.diagnose.form import Form
+from oomwatch.diagnose.loads import Load, read_load
 from oomwatch.engines.common import PATTERNS as COMMON
-from oomwatch.engines.patterns import LARGEST
 from oomwatch.records import LogLine
+
+__all__ = ["STAGES", "Load", "Run", "RunBuilder", "build_runs"]
 
 STAGES: Final = (
     "init",
@@ -75,6 +77,13 @@ _ENGINE_OF: Final = (
     ("llama.", "llama.cpp"),
     ("ollama.", "ollama"),
 )
+_PACKAGES: Final = (
+    ("/sglang/srt/", "sglang"),
+    ("/sgl_jax/srt/", "sglang"),
+    ("/vllm/", "vllm"),
+    ("/text_generation_server/", "tgi"),
+    ("/lmdeploy/", "lmdeploy"),
+)
 _FIELD: Final = re.compile(r"(\w+)=('[^']*'|\"[^\"]*\"|\{[^{}]*\}|[^,\s]+)")
 _OFFLINE_BAR: Final = re.compile(r"^Processed prompts:\s+(\d+)%")
 SHUTDOWN: Final = next(p for p in COMMON if p.id == "shutdown.requested")
@@ -82,23 +91,6 @@ _FATAL: Final = frozenset({"oom", "check", "failure", "messenger", "lifecycle"})
 _MAX_STATS: Final = 20_000
 _MAX_ALIVE: Final = 20_000
 _MAX_EVENTS: Final = 4_000
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Load:
-    """One periodic load line: requests and KV use at that moment."""
-
-    line: LogLine
-    running: float | None = None
-    waiting: float | None = None
-    swapped: float | None = None
-    kv_usage_ratio: float | None = None
-    cpu_kv_ratio: float | None = None
-    generation_rate: float | None = None
-    prompt_rate: float | None = None
-    preemptions: float | None = None
-    pools: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Usage of further pools by name (swa, mamba, full), 0..1."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -246,6 +238,7 @@ class RunBuilder:
             return [Run(is_document=True, lines=sum(run.lines for run in self.runs))]
         for run in self.runs:
             run.drop_outlived()
+            run.engine = run.engine or _engine_by_failures(run)
         return [run for run in self.runs if not run.is_empty] or self.runs[-1:]
 
     def _take(self, item: LogEvent | Failure) -> None:
@@ -305,6 +298,19 @@ def build_runs(lines: Iterable[LogLine]) -> list[Run]:
     for line in lines:
         builder.feed(line)
     return builder.close()
+
+
+def _engine_by_failures(run: Run) -> str | None:
+    """The engine whose code or whose own words a failure shows, where no other line names it."""
+    paths = "\n".join(path for failure in run.failures for path in failure.paths)
+    for package, engine in _PACKAGES:  # SGLang's first releases call into vLLM
+        if package in paths:
+            return engine
+    said = [pattern.id for failure in run.failures for pattern, _ in failure.matches]
+    said += [event.pattern.id for event in run.events if event.pattern.id.startswith("vllm.dump_")]
+    return next(
+        (engine for name in said for own, engine in _ENGINE_OF if name.startswith(own)), None
+    )
 
 
 def _has_banner(run: Run) -> bool:
@@ -384,21 +390,7 @@ def _add_numbers(run: Run, event: LogEvent) -> None:
 
 def _add_load(run: Run, event: LogEvent) -> bool:
     """Note a load line; whether tokens were being made at that moment."""
-    fields = dict(event.fields)
-    if "fields" in fields:
-        load = _sglang_load(event.line, fields["fields"])
-    else:
-        load = Load(
-            line=event.line,
-            running=fields.get("running_count"),
-            waiting=fields.get("waiting_count"),
-            swapped=fields.get("swapped_count"),
-            kv_usage_ratio=fields.get("kv_ratio"),
-            cpu_kv_ratio=fields.get("cpu_kv_ratio"),
-            generation_rate=fields.get("generation_rate"),
-            prompt_rate=fields.get("prompt_rate"),
-            preemptions=fields.get("preemption_count"),
-        )
+    load = read_load(event)
     if load.kv_usage_ratio is None and load.running is None:
         return False
     if (load.running or 0) > 0 or (load.generation_rate or 0) > 0 or (load.waiting or 0) > 0:
@@ -411,30 +403,3 @@ def _add_load(run: Run, event: LogEvent) -> bool:
         run.loads[:half] = run.loads[:half:2]
     run.loads.append(load)
     return (load.generation_rate or 0) > 0
-
-
-def _sglang_load(line: LogLine, text: str) -> Load:
-    values: dict[str, float] = {}
-    for part in text[:2000].split(", "):
-        name, separator, number = part.partition(": ")
-        if separator:
-            try:
-                value = float(number.strip().rstrip(","))
-            except ValueError:
-                continue
-            if abs(value) < LARGEST:  # neither infinite nor "nan"
-                values[name.strip()] = value
-    pools = {
-        name.removesuffix(" token usage").removesuffix(" usage"): value
-        for name, value in values.items()
-        if name.endswith(" usage") and name != "token usage"
-    }
-    usage = values.get("token usage", max(pools.values(), default=None) if pools else None)
-    return Load(
-        line=line,
-        running=values.get("#running-req"),
-        waiting=values.get("#queue-req"),
-        kv_usage_ratio=usage,
-        generation_rate=values.get("gen throughput (token/s)"),
-        pools={name: value for name, value in pools.items() if name in ("full", "swa", "mamba")},
-    )
