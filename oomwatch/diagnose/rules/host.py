@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from oomwatch.diagnose.endings import Ending, endings
-from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.facts import Facts, KernelCitation, cite
-from oomwatch.diagnose.rules import host_serving
+from oomwatch.diagnose.rules import host_serving, unified
 from oomwatch.diagnose.rules.findings import (
-    ARITHMETIC,
     COUNTERS,
     KERNEL,
     STAGE,
     Rule,
     found,
 )
+from oomwatch.diagnose.rules.host_evidence import KILLED_FOR_MEMORY, available, growers, last_words
 from oomwatch.records import Evidence, Finding
 from oomwatch.units import GIB, format_bytes
 
@@ -59,7 +58,7 @@ def kernel_kill(facts: Facts) -> Finding | None:
         "host_total_bytes": facts.series.host_total_bytes,
         "stage": _stage(facts),
     }
-    evidence = [victim.evidence(), *_growers(facts, pid), *_last_words(facts)]
+    evidence = [victim.evidence(), *growers(facts, pid), *last_words(facts)]
     cause, why = _kill_cause(facts, victim)
     holding = f" ({format_bytes(rss)} resident)" if rss else ""
     return found(
@@ -171,41 +170,6 @@ def _compiling(facts: Facts) -> bool:
     return len(compilers) >= 2 and sum(c.rss.last for c in compilers) > 2 * GIB
 
 
-def _growers(facts: Facts, victim: Any) -> list[Evidence]:
-    """The processes whose resident memory grew most, or is largest."""
-    ranked = sorted(
-        facts.series.processes,
-        key=lambda p: -(p.rss.grown if p.rss.grown > 0.5 * GIB else 0) - p.rss.last / 1e3,
-    )
-    return [
-        Evidence(
-            "process",
-            str(p.pid),
-            at=p.last_seen,
-            text=f"{p.name} (PID {p.pid}) resident {format_bytes(p.rss.first)} to {format_bytes(p.rss.last)}",
-            value=round(p.rss.last),
-            unit="bytes",
-        )
-        for p in ranked[:3]
-        if p.pid != victim or p.rss.grown > 0.5 * GIB
-    ]
-
-
-def _last_words(facts: Facts) -> list[Evidence]:
-    run = facts.run
-    if run is None:
-        return []
-    event = run.find_last(
-        "exit.killed",
-        "exit.code",
-        "vllm.worker_died",
-        "vllm.worker_died_v0",
-        "sglang.child_died",
-        *host_serving.KILLED_FOR_MEMORY,
-    )
-    return [cite(event.line)] if event else []
-
-
 def killed_while_compiling(facts: Facts) -> Finding | None:
     """Host memory ran out under many compilers; the kernel's line itself is not in the input."""
     if not _compiling(facts) or any(c.event.kind == "oom_kill" for c in facts.kernel):
@@ -231,7 +195,7 @@ def killed_while_compiling(facts: Facts) -> Finding | None:
         "host_oom_jit",
         0.9,
         f"{len(compilers)} compiler processes held {format_bytes(total)} of host memory when the start was killed; the GPU is not involved.",
-        [*evidence, *_available(facts), *_last_words(facts)],
+        [*evidence, *available(facts), *last_words(facts)],
         strength=KERNEL,
         values={
             "host_total_bytes": facts.series.host_total_bytes,
@@ -243,22 +207,6 @@ def killed_while_compiling(facts: Facts) -> Finding | None:
         },
         unseen=("The kernel's own line: `journalctl -k` or `dmesg`.",),
     )
-
-
-def _available(facts: Facts) -> list[Evidence]:
-    trend = facts.series.available
-    if trend is None:
-        return []
-    return [
-        Evidence(
-            "process",
-            "MemAvailable",
-            at=facts.series.ended_at,
-            text=f"host memory available {format_bytes(trend.first)} to {format_bytes(trend.last)}",
-            value=round(trend.last),
-            unit="bytes",
-        )
-    ]
 
 
 def _number(value: float | None) -> int | None:
@@ -273,7 +221,7 @@ def _killed_line(facts: Facts) -> Ending | None:
 
 def counted_kill(facts: Facts) -> Finding | None:
     """The cgroup counted an OOM kill, or the unit was killed for memory, without a kernel line."""
-    said = facts.said(*host_serving.KILLED_FOR_MEMORY)
+    said = facts.said(*KILLED_FOR_MEMORY)
     if (
         (facts.series.oom_kills <= 0 and said is None)
         or any(c.event.kind == "oom_kill" for c in facts.kernel)
@@ -299,7 +247,7 @@ def counted_kill(facts: Facts) -> Finding | None:
         "host_oom_load" if starting else "host_oom_kill",
         0.85,
         "The memory limit of the service's cgroup was reached and the kernel killed a process of it.",
-        [*evidence, *_growers(facts, None), *_available(facts), *_last_words(facts)],
+        [*evidence, *growers(facts, None), *available(facts), *last_words(facts)],
         strength=KERNEL,
         values={
             "constraint": "memcg",
@@ -327,7 +275,7 @@ def killed_while_loading(facts: Facts) -> Finding | None:
         "host_oom_repack" if repack and _offloads(facts) else "host_oom_load",
         0.6,
         "The process was killed (SIGKILL) while the model was being loaded and printed no error of its own: host memory most likely ran out.",
-        [cite(ending.line), *_available(facts)],
+        [cite(ending.line), *available(facts)],
         strength=STAGE,
         order=ending.order,
         values={
@@ -343,86 +291,6 @@ def killed_while_loading(facts: Facts) -> Finding | None:
 
 def _offloads(facts: Facts) -> bool:
     return bool(facts.argument("--cpu-offload-gb", "--offload-backend"))
-
-
-def driver_no_memory(facts: Facts) -> Finding | None:
-    """The driver itself could not allocate: on a shared-memory board the host is full."""
-    lines = [c for c in facts.kernel if "NV_ERR_NO_MEMORY" in c.event.text]
-    starting = facts.run is None or not (facts.run.served or facts.run.reached("ready"))
-    silent = (
-        facts.unified
-        and facts.run is not None
-        and not facts.failures
-        and facts.said("exit.killed") is not None
-    )
-    if not lines and not silent:
-        return None
-    if lines and not facts.unified and facts.gpu_names:
-        return None
-    evidence = (
-        [lines[0].evidence(), lines[-1].evidence()]
-        if len(lines) > 1
-        else [c.evidence() for c in lines]
-    )
-    evidence += [*_available(facts), *_last_words(facts)]
-    if not evidence:
-        return None
-    if not starting:
-        return found(
-            facts,
-            "unified_memory_prefill_growth",
-            0.7,
-            "GPU and host share one memory on this board, and a growing context used it up; no allocation failed by name.",
-            evidence,
-            strength=KERNEL if lines else STAGE,
-            values={"stage": "serving"},
-        )
-    return found(
-        facts,
-        "unified_memory",
-        0.85 if facts.unified else 0.65,
-        "The driver could not get memory from the host: on this board GPU and host share one memory, and together they ran out while the engine started.",
-        evidence,
-        strength=KERNEL if lines else STAGE,
-        values={
-            "stage": facts.run.stage if facts.run else "init",
-            "host_total_bytes": facts.series.host_total_bytes,
-            "speculative": facts.speculative or None,
-        },
-    )
-
-
-def _is_hang(failure: Failure) -> bool:
-    """Whether a failure only says that another process stopped answering."""
-    causes = {pattern.cause for pattern, _ in failure.matches if pattern.cause}
-    return bool(causes) and causes <= {"rpc_timeout_hang", "nccl_watchdog"}
-
-
-def silent_unified_growth(facts: Facts) -> Finding | None:
-    """On a shared-memory board the host ran dry while serving, and the worker is gone without a word."""
-    trend = facts.series.available
-    total = facts.series.host_total_bytes
-    if (
-        not facts.unified
-        or trend is None
-        or not total
-        or any(not _is_hang(failure) for failure in facts.failures)
-        or not (facts.served or facts.series.engine)
-    ):
-        return None
-    # The start takes most of such a board at once; only what falls on while requests run counts.
-    falling = -trend.late_slope_per_second * 0.4 * trend.seconds
-    if trend.low > 0.08 * total or trend.first - trend.low < 0.05 * total or falling < 0.02 * total:
-        return None
-    return found(
-        facts,
-        "unified_memory_prefill_growth",
-        0.7,
-        f"Available memory fell to {format_bytes(trend.low)} of {format_bytes(total)} while requests ran; GPU and host share it on this board.",
-        _available(facts),
-        strength=ARITHMETIC,
-        values={"host_total_bytes": total, "host_free_bytes": round(trend.low), "stage": "serving"},
-    )
 
 
 def orphans(facts: Facts) -> Finding | None:
@@ -465,11 +333,10 @@ def orphans(facts: Facts) -> Finding | None:
 
 RULES: Final[tuple[Rule, ...]] = (
     *host_serving.RULES,
+    *unified.RULES,
     orphans,
     kernel_kill,
     killed_while_compiling,
     counted_kill,
     killed_while_loading,
-    driver_no_memory,
-    silent_unified_growth,
 )

@@ -6,16 +6,10 @@ from typing import Final
 
 from oomwatch.diagnose.facts import Facts, cite, cite_failure
 from oomwatch.diagnose.rules.findings import KERNEL, NAMED_CHECK, Rule, found
+from oomwatch.diagnose.rules.host_evidence import KILLED_FOR_MEMORY
 from oomwatch.records import Finding
 from oomwatch.units import GIB, MIB, format_bytes
 
-KILLED_FOR_MEMORY: Final = (
-    "exit.systemd_oom",
-    "exit.oom_result",
-    "exit.oom_reason",
-    "exit.oom_container",
-)
-"""Lines of those that keep the server: it was ended for want of host memory."""
 _LAST_WORDS: Final = 8
 """Lines from the end of the log, with what a keeper adds, that are the server's last words."""
 _DEFAULT_CAP_MIB: Final = 8192
