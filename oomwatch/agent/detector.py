@@ -30,6 +30,7 @@ from oomwatch.config.schema import Config
 from oomwatch.detect.gpu import GpuWatch, lost
 from oomwatch.detect.host import HostWatch
 from oomwatch.detect.incidents import IncidentBook, family
+from oomwatch.engines.secrets import hide_words
 from oomwatch.records import (
     Diagnosis,
     EngineExit,
@@ -498,7 +499,8 @@ class Detector:
             (e.get("command") for e in incident.diagnosis.get("engines", ()) if e.get("command")),
             None,
         )
-        after = engine.found.recorded.command
+        words = engine.found.recorded.command
+        after = hide_words(words) if words else None  # as a diagnosis shows it
         return {
             **incident.diagnosis,
             "resolution": {

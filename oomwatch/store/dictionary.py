@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Table, select, update
 
+from oomwatch.engines.secrets import hide_words
 from oomwatch.records import GpuProcessSample, GpuSample, ProcessSample
 from oomwatch.store import schema
 from oomwatch.store.clock import Clock
@@ -103,11 +104,12 @@ class Dictionary:
         number = self._seen(connection, schema.process, name, ts_ms)
         if number is not None:
             return number
+        words = sample.cmdline
         facts = {
             "pid": sample.pid,
             "ppid": sample.ppid,
             "name": plain(sample.name),
-            "cmdline": None if sample.cmdline is None else plain(json.dumps(sample.cmdline)),
+            "cmdline": plain(json.dumps(hide_words(words))) if words is not None else None,
             "cgroup": plain(sample.cgroup),
             "unit": plain(sample.unit),
             "container": plain(sample.container),

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, RowMapping, delete, insert, select
 
+from oomwatch.engines.secrets import hide
 from oomwatch.records import Evidence, IncidentState, StoredIncident, Trigger
 from oomwatch.store import schema
 from oomwatch.store.dictionary import plain
@@ -125,9 +126,9 @@ def _trigger_values(trigger: Trigger) -> dict[str, Any]:
         "engine": plain(trigger.engine_id),
         "gpu": trigger.gpu,
         "pid": trigger.pid,
-        "text": plain(trigger.text),
+        "text": plain(hide(trigger.text)),
         "values": to_json(trigger.values),
-        "evidence": to_json(list(map(_evidence_values, trigger.evidence))),
+        "evidence": to_json(hide(list(map(_evidence_values, trigger.evidence)))),
     }
 
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
+from oomwatch.engines.secrets import hide_text
 from oomwatch.records import (
     EngineSample,
     GpuProcessSample,
@@ -133,7 +134,7 @@ def event_values(event: Event) -> dict[str, Any]:
     return {
         "kind": kind,
         "digest": digest,
-        "text": plain(event.text),
+        "text": plain(hide_text(event.text)),
         "fields": to_json(kept),
     }
 

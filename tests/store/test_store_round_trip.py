@@ -79,6 +79,17 @@ def test_samples_come_back_as_they_were(store):
     assert series == Series((UNKNOWN_GPU, GPU), (HOLDER,), (PROCESS,), (HOST,), (ENGINE,))
 
 
+def test_no_secret_is_kept(store):
+    process = dataclasses.replace(PROCESS, cmdline=("vllm", "serve", "m", "--api-key", "a1", "b2"))
+    line = LogLine("server.log", 8, "non-default args: {'api_key': ['a1', 'b2'], 'port': 8}")
+    store.write(process, events=[PendingEvent(line, "vllm-8000", CLOCK, to_ms(NOW))])
+    with store.read() as connection:
+        (kept,) = read_window(connection, NOW - 1, NOW + 1).processes
+        ((_, event),) = read_events(connection, NOW - 1, NOW + 2)
+    assert kept.cmdline == ("vllm", "serve", "m", "--api-key", "***")
+    assert event.text == "non-default args: {'api_key': ['***'], 'port': 8}"
+
+
 def test_writing_twice_is_writing_once(store):
     store.write(GPU, HOLDER, PROCESS, HOST, ENGINE)
     store.write(GPU, HOLDER, PROCESS, HOST, ENGINE, recorder=Recorder("host-a"))
