@@ -42,7 +42,7 @@ from oomwatch.detect.gpu import silent
 from oomwatch.detect.incidents import IncidentBook
 from oomwatch.discovery import discover
 from oomwatch.errors import OomwatchError
-from oomwatch.records import EngineSample, KernelEvent, Series, StoredIncident
+from oomwatch.records import EngineSample, KernelEvent, ProcessSample, Series, StoredIncident
 from oomwatch.sources.cgroup import parse_proc_cgroup
 from oomwatch.sources.kernel_follow import follow_kernel
 from oomwatch.sources.lifecycle import ExitWatch, MemoryEvents
@@ -64,7 +64,11 @@ _MAIN_SECONDS: Final = 0.5
 _STATUS_SECONDS: Final = 10.0
 _ALIVE_SECONDS: Final = 30.0
 """A thread that has not come round for so long is stuck: then systemd is told nothing."""
-_MEMBER_SECONDS: Final = 1.0
+_HOST_SECONDS: Final = 1.0
+_MEMBER_SECONDS: Final = 5.0
+"""A look at a process costs as much as one at a GPU, and host memory grows slowly."""
+_SURE_SEARCHES: Final = 3
+_SELDOM: Final = 6
 _END_SECONDS: Final = 1.5
 
 
@@ -97,6 +101,8 @@ class Agent:
         """By engine: the address and who reads it."""
         self._discover_now = threading.Event()
         self._burst_until = 0.0
+        self._processes: set[str] = set()
+        self._unchanged = 0
         self._silent_told = False
         self._outcome = ""
         self.last_reading: NvmlReading | None = None
@@ -314,23 +320,28 @@ class Agent:
         self.logs.run(self._stop)
 
     def _watch_host(self) -> None:
-        """Memory of the host and of the engines' processes, once a second."""
-        due = time.monotonic()
+        """Memory of the host once a second, of the engines' processes less often."""
+        due = members_due = time.monotonic()
         while not self._stop.wait(max(0.0, due - time.monotonic())):
-            due = max(due + _MEMBER_SECONDS, time.monotonic())
             now, at = time.monotonic(), time.time()
+            due = max(due + _HOST_SECONDS, now)
             if self.config.sources.procfs:
                 sample = read_host(at=at)
-                members = [
-                    process.sample(at)
-                    for engine in self.table
-                    for member in engine.found.members
-                    if (process := read_process(member.process.pid)) is not None
-                    and process.start_ticks == member.process.start_ticks
-                ]
-                self.writer.put((sample, *members))
+                self.writer.put((sample, *(self._members(at) if now >= members_due else ())))
                 self.mailbox.put(HostRead(now, sample))
+            if now >= members_due:
+                members_due = now + (_HOST_SECONDS if now < self._burst_until else _MEMBER_SECONDS)
             self.beats.host = now
+
+    def _members(self, at: float) -> list[ProcessSample]:
+        """The processes of the engines."""
+        return [
+            process.sample(at)
+            for engine in self.table
+            for member in engine.found.members
+            if (process := read_process(member.process.pid)) is not None
+            and process.start_ticks == member.process.start_ticks
+        ]
 
     def _watch_exits(self) -> None:
         while not self._stop.is_set():
@@ -360,6 +371,14 @@ class Agent:
                 self._stop.wait(1.0)  # its keeper takes a moment to start it again
 
     def _discover(self) -> None:
+        """Search; seldom while the host has the same processes as at the searches before."""
+        running = {name for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208 - names
+        same = running <= self._processes and not any(engine.broken for engine in self.table)
+        self._unchanged = self._unchanged + 1 if same else 0
+        self._processes = running
+        # A launcher becomes the server without a new process: a few searches are made all the same.
+        if self._unchanged > _SURE_SEARCHES and self._unchanged % _SELDOM:
+            return
         found = apply_names(self.config, discover(nvml=self.last_reading))
         before = {id(engine) for engine in self.table}
         done = threading.Event()

@@ -1,0 +1,238 @@
+"""The agent against its budgets, beside other monitors on the same stand-ins.
+
+``python benchmarks/agent.py`` builds a host of 8 GPUs with 4 processes each on a scripted NVML
+library, two servers that answer with a metrics page of `--page` (60 KB, as vLLM's is), and a log of
+each that grows by a line ten times a second. Then it runs the agent beside them and prints what it
+takes of a core, at one sweep a second and in a burst of ten, and what it keeps resident; then each
+of the other programs in `PEERS` that is installed, the same way. It fails where a budget is broken:
+1.5 % of a core, 6 % in a burst, 72 MiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.fakenvml.library import FakeNvml  # noqa: E402 - the folder above is put on the path
+
+GPUS, PROCESSES = 8, 4
+CORE_BUDGET, BURST_BUDGET, RESIDENT_BUDGET_MIB = 0.015, 0.06, 72
+PEERS = (
+    ("nvitop-exporter", ["nvitop-exporter", "--port", "9394"]),
+    ("gpustat -i 1", ["gpustat", "-i", "1", "--no-color"]),
+    ("vllm-doctor --watch", ["vllm-doctor", "--watch"]),
+)
+TICKS = os.sysconf("SC_CLK_TCK")
+
+SERVER = r"""
+import http.server, os, subprocess, sys, threading, time
+page = open(os.environ["PAGE"], "rb").read()
+title = "exec -a VLLM::Worker_TP%d sleep 9999"
+workers = [subprocess.Popen(["bash", "-c", title % n]) for n in range(16)]
+class Page(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+    def log_message(self, *_): pass
+port = int(sys.argv[sys.argv.index("--port") + 1])
+server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Page)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+prefix = "(APIServer pid=%d) INFO" % os.getpid()
+print(prefix + " 11-29 12:00:00 [api_server.py:1] vLLM API server version 0.32.0", flush=True)
+open(os.environ["PIDS"] + str(port), "w").write(" ".join(str(w.pid) for w in workers))
+while True:
+    print(prefix + ':     127.0.0.1:42 - "POST /v1/completions HTTP/1.1" 200 OK', flush=True)
+    time.sleep(0.1)
+"""
+
+
+def page(size: int) -> bytes:
+    """A page like vLLM's: a few gauges and counters between many histograms."""
+    lines = [
+        'vllm:num_requests_running{engine="0",model_name="m"} 12.0',
+        'vllm:num_requests_waiting{engine="0",model_name="m"} 0.0',
+        'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.55',
+        'vllm:num_preemptions_total{engine="0",model_name="m"} 3.0',
+        'vllm:prompt_tokens_total{engine="0",model_name="m"} 123456.0',
+        'vllm:generation_tokens_total{engine="0",model_name="m"} 654321.0',
+        'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="7311"} 1.0',
+    ]
+    number = 0
+    while sum(map(len, lines)) + len(lines) < size:
+        number += 1
+        name = f"vllm:request_part_{number}_seconds"
+        lines.append(f"# HELP {name} Histogram of one part of a request in seconds.")
+        lines.append(f"# TYPE {name} histogram")
+        lines += [
+            f'{name}_bucket{{engine="0",le="{bound}",model_name="m"}} {bound * 7}'
+            for bound in range(1, 21)
+        ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+@contextlib.contextmanager
+def host(folder: Path, page_bytes: bytes) -> Iterator[dict[str, str]]:
+    """The servers and their processes; the variables under which the GPUs are seen."""
+    (folder / "page").write_bytes(page_bytes)
+    program = folder / "vllm"
+    program.write_text(SERVER)
+    servers = []
+    try:
+        for port in (18001, 18002):
+            with (folder / f"{port}.log").open("wb") as log:
+                words = [sys.executable, str(program), "serve", "/models/m", "--port", str(port)]
+                servers.append(
+                    subprocess.Popen(
+                        words,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                        env=os.environ | {"PAGE": f"{folder}/page", "PIDS": f"{folder}/pids-"},
+                    )
+                )
+        pids: list[int] = []
+        while len(pids) < GPUS * PROCESSES:
+            time.sleep(0.1)
+            pids = [
+                int(word) for path in folder.glob("pids-*") for word in path.read_text().split()
+            ]
+        yield FakeNvml(folder).environment(scenario(pids))
+    finally:
+        for server in servers:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def scenario(pids: Sequence[int]) -> str:
+    """What the scripted library says."""
+    lines = ["driver 580.65.06", "cuda 13000"]
+    for gpu in range(GPUS):
+        lines.append(f"gpu {gpu} GPU-{gpu:08d} 00000000:{gpu + 16:02X}:00.0 NVIDIA H100 80GB HBM3")
+        lines.append(f"memory {gpu} 0 80G 1G 70G")
+        lines.append(f"sensors {gpu} 60 55 400000")
+        lines += [
+            f"process {gpu} 0 -1 {pids[gpu * PROCESSES + n]} compute 17G" for n in range(PROCESSES)
+        ]
+    return "\n".join(lines) + "\n"
+
+
+class Usage:
+    """What a program takes: all its processes together."""
+
+    def __init__(self, words: Sequence[str], environment: dict[str, str], log: Path) -> None:
+        with log.open("wb") as output:
+            self.child = subprocess.Popen(
+                words,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def resident_mib(self) -> float:
+        for line in Path(f"/proc/{self.child.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        return 0.0
+
+    def of_a_core(self, seconds: float) -> float:
+        """Share of a core over this time."""
+        before, begun = self.cpu_seconds(), time.monotonic()
+        time.sleep(seconds)
+        return (self.cpu_seconds() - before) / (time.monotonic() - begun)
+
+    def stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGTERM)
+        try:
+            self.child.wait(5)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.child.pid, signal.SIGKILL)
+            self.child.wait()
+
+
+def measure_agent(
+    folder: Path, environment: dict[str, str], seconds: float, interval: str, name: str
+) -> tuple[float, float]:
+    """Share of a core, and MiB resident at the end."""
+    words = [sys.executable, "-m", "oomwatch", "agent", "--store", str(folder / f"{name}.db")]
+    settings = [f"agent.sampling_interval={interval}", "agent.burst_on=[]"]
+    words += [word for setting in settings for word in ("--set", setting)]
+    usage = Usage(words, environment | {"PYTHONPATH": str(ROOT)}, folder / f"{name}.log")
+    try:
+        time.sleep(15)  # start, first discovery, the first pages
+        share = usage.of_a_core(seconds)
+        return share, usage.resident_mib()
+    finally:
+        usage.stop()
+
+
+def main() -> None:
+    """Print the table; end with 1 where a budget is broken."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--page", type=int, default=60_000)
+    given = parser.parse_args()
+    rows: list[tuple[str, float, float]] = []
+    with tempfile.TemporaryDirectory() as name, host(Path(name), page(given.page)) as environment:
+        folder = Path(name)
+        share, resident = measure_agent(folder, environment, given.seconds, "1s", "normal")
+        rows.append(("oomwatch agent, 1 Hz", share, resident))
+        burst, burst_resident = measure_agent(folder, environment, given.seconds, "100ms", "burst")
+        rows.append(("oomwatch agent, 10 Hz", burst, burst_resident))
+        for title, words in PEERS:
+            found = shutil.which(
+                words[0], path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+            )
+            if found is None:
+                print(f"{title}: not installed, left out (pip install {words[0]})")
+                continue
+            usage = Usage([found, *words[1:]], environment, folder / "peer.log")
+            time.sleep(8)
+            if usage.child.poll() is not None:
+                print(f"{title}: ended with status {usage.child.returncode}, left out")
+                print((folder / "peer.log").read_text(errors="replace")[-300:])
+                continue
+            rows.append((title, usage.of_a_core(given.seconds / 2), usage.resident_mib()))
+            usage.stop()
+    print("| program | of a core | resident |\n|---|---:|---:|")
+    for title, used, mib in rows:
+        print(f"| {title} | {used:.2%} | {mib:.0f} MiB |")
+    broken = [
+        text
+        for bad, text in (
+            (share > CORE_BUDGET, f"{share:.2%} of a core is over {CORE_BUDGET:.1%}"),
+            (burst > BURST_BUDGET, f"{burst:.2%} of a core in a burst is over {BURST_BUDGET:.0%}"),
+            (
+                max(resident, burst_resident) > RESIDENT_BUDGET_MIB,
+                f"{max(resident, burst_resident):.0f} MiB is over {RESIDENT_BUDGET_MIB}",
+            ),
+        )
+        if bad
+    ]
+    if broken:
+        sys.exit("; ".join(broken))
+
+
+if __name__ == "__main__":
+    main()
