@@ -294,10 +294,14 @@ class Extractor:
                 yield _standalone(line, self._order, name[1], name[2])
             elif any(True for _ in TABLE.match_exception(text)):
                 yield _standalone(line, self._order, "", text)
-        elif line.level is None and (name := _EXCEPTION.match(text)) is not None:
+        elif (
+            line.level is None
+            and (name := _EXCEPTION.match(text)) is not None
+            and _EXCEPTION_NAME.search(name[1])
+            and _is_deciding(text)
+        ):
             # Its traceback is missing: the log was cut, or only the last lines were copied.
-            if _EXCEPTION_NAME.search(name[1]) and _is_deciding(text):
-                yield _standalone(line, self._order, name[1], name[2])
+            yield _standalone(line, self._order, name[1], name[2])
         for pattern, fields in TABLE.match_line(text):
             yield LogEvent(pattern, fields, line, self._order)
 

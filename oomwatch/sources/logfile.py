@@ -54,7 +54,8 @@ _PROGRESS_STEP: Final = 4 << 20
 
 # tqdm ends a bar with its rate; a process that logs meanwhile writes right behind it.
 _BAR: Final = re.compile(
-    r"[^'\"{}\[\]]{0,200}\d{1,3}%[^'\"{}\[\]]{0,200}\[[^'\"{}\[\]]{0,80}(?:it/s|s/it)\]"
+    r"[^'\"{}\[\]]{0,200}\d{1,3}%[^'\"{}\[\]]{0,200}\[[^'\"{}\[\]]{0,80}(?:it/s|s/it)"
+    r"(?:, est\. speed[^'\"{}\[\]]{0,80}toks/s)?\]"
 )
 _PARTS: Final = re.compile(r"[\r\n]+")
 

@@ -10,6 +10,8 @@ Each layer is peeled from the outside in, until none is left::
     [pod/vllm-0/server] 2025-03-12T06:09:16.1Z …                           kubectl --prefix
     vllm-0 server (EngineCore pid=7) ERROR …                               stern
     INFO 2025-03-12T06:09:16.1Z [resource.labels.containerName: vllm] …    Google's log explorer
+    2025-03-12 06:09:16 | ERROR | stderr | INFO 05-09 …                    FastChat
+    [2025-03-12T06:09:16Z] (EngineCore pid=7) …                            Buildkite
 
 Docker's and the CRI's cut lines (16 KiB pieces) are joined again.
 """
@@ -70,6 +72,12 @@ _SHORT_MONOTONIC: Final = re.compile(
 _STAMP: Final = re.compile(
     r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)(?:$|[ \t])"
 )
+_STREAM: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) \| (?:DEBUG|INFO|WARNING|ERROR) \| (stdout|stderr) \| ?"
+)
+"""FastChat's loggers of the two streams; their level says which stream, nothing of the line."""
+_BUILD_STAMP: Final = re.compile(r"\[(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?Z)\] ?")
+"""Buildkite's time of a line."""
 _SUPERVISOR: Final = re.compile(
     r"(?:\d\d:\d\d:\d\d(?:[.,]\d{1,9})? )?\[(Debug|Info|Warning|Error|Critical)\] "
 )
@@ -228,6 +236,11 @@ class Unwrapper:
             envelope.stream = match.group(2)
             envelope.piece = "last" if match.group(3) == "F" else "part"
             return text[match.end() :]
+        match = _STREAM.match(text)
+        if match is not None:
+            self._take_time(match.group(1), envelope)
+            envelope.stream = match.group(2)
+            return text[match.end() :]
         match = _SHORT_UNIX.match(text)
         if match is not None:
             self._take_time(float(match.group(1)), envelope)
@@ -250,6 +263,10 @@ class Unwrapper:
         match = _KUBECTL.match(text)
         if match is not None:
             envelope.container = match.group(1)
+            return text[match.end() :]
+        match = _BUILD_STAMP.match(text)
+        if match is not None:
+            self._take_time(match.group(1), envelope)
             return text[match.end() :]
         match = _SHORT_MONOTONIC.match(text)
         if match is not None:

@@ -38,6 +38,11 @@ GPU_OOM: Final = (
     "llama.compute_failed",
 )
 """Patterns of a GPU allocation that was refused."""
+_STEP_DUMPS: Final = ("vllm.dump_stats", "vllm.dump_output", "vllm.dump_encoder")
+"""What the core prints of the step that failed; warm-up and profiling have no scheduler."""
+_ENGINE_LOOP: Final = re.compile(r"engine\.py:\d+ \w+Error\(['\"]")
+"""V0's engine process prints what ended its loop as `repr`, what ended its start as text."""
+_LOOP_DEATH: Final = re.compile(r"output_handler failed|Engine(?:Dead|Generate)Error\b")
 _EXPLAINED: Final[dict[str, Stage]] = {
     "llama.weights_failed": "load",
     "llama.kv_failed": "kv",
@@ -88,16 +93,28 @@ def stage_of(facts: Facts, failure: Failure) -> Stage:
         return _refined(facts, failure, stage)
     if stage == "serving" or facts.served or (facts.ready and not facts.run_failed_to_start):
         return "serving"
-    if not is_placed_by_lines(facts) and shows_serving(facts):
+    if not is_placed_by_lines(facts, failure) and shows_serving(facts):
         return "serving"
     return _by_log(facts, failure)
 
 
 def shows_serving(facts: Facts) -> bool:
-    """Whether the engine served: by what it printed, or by the frames of what failed."""
-    return facts.served or any(
-        find_stage(failure.frames, failure.paths) == "serving" for failure in facts.failures
+    """Whether the engine served: by what it printed, by the frames of what failed, or by who says so."""
+    return (
+        facts.served
+        or facts.said(*_STEP_DUMPS) is not None
+        or any(
+            find_stage(failure.frames, failure.paths) == "serving"
+            or _ENGINE_LOOP.match(f"{failure.line.origin} {failure.line.text}") is not None
+            for failure in facts.failures
+        )
+        or any(_is_loop_death(messenger) for messenger in facts.messengers)
     )
+
+
+def _is_loop_death(messenger: Failure | LogEvent) -> bool:
+    """Whether a server says that an engine died which had started: while it starts, words differ."""
+    return _LOOP_DEATH.search(messenger.line.text) is not None
 
 
 def amount_of(failure: Failure) -> str:
@@ -113,27 +130,28 @@ def amount_of(failure: Failure) -> str:
 
 def is_placeless(facts: Facts, failure: Failure) -> bool:
     """Whether nothing says if the engine started or served: no telling frame, and no line of a start."""
-    run = facts.run
-    if facts.served or facts.ready or facts.run_failed_to_start:
+    if shows_serving(facts) or facts.ready or facts.run_failed_to_start:
         return False
     if any(find_stage(f.frames, f.paths) is not None for f in (failure, *facts.failures)):
         return False
-    kinds = {event.pattern.kind for event in run.events} if run else set()
-    return not kinds & {"identity", "stage", "capacity"} and not facts.engine.command
+    return not is_placed_by_lines(facts, failure) and not facts.engine.command
 
 
 def is_placed(facts: Facts, failure: Failure) -> bool:
     """Whether a frame or a line of the start tells the stage, so that it is no guess."""
     if any(find_stage(f.frames, f.paths) is not None for f in (failure, *facts.failures)):
         return True
-    return is_placed_by_lines(facts)
+    return is_placed_by_lines(facts, failure)
 
 
-def is_placed_by_lines(facts: Facts) -> bool:
-    """Whether the input holds lines of the start."""
-    run = facts.run
-    kinds = {event.pattern.kind for event in run.events} if run else set()
-    return bool(kinds & {"identity", "stage", "capacity"})
+def is_placed_by_lines(facts: Facts, failure: Failure) -> bool:
+    """Whether the input holds lines of the start. LMDeploy's name in the failing line is none."""
+    events = facts.run.events if facts.run else ()
+    return any(
+        event.pattern.kind in ("stage", "capacity")
+        or (event.pattern.kind == "identity" and _precedes(event, failure))
+        for event in events
+    )
 
 
 def _refined(facts: Facts, failure: Failure, stage: Stage | None) -> Stage:

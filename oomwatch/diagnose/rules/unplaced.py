@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from oomwatch.diagnose.facts import Facts, cite, cite_failure
-from oomwatch.diagnose.frames import find_stage, telling_frame
+from oomwatch.diagnose.frames import find_part, find_stage, telling_frame
 from oomwatch.diagnose.rules.findings import NAMED_CHECK, NOTHING, STAGE, Rule, found
 from oomwatch.diagnose.rules.placing import amount_of, gpu_failure, is_placeless, shows_serving
 from oomwatch.diagnose.rules.startup_checks import oom_values
@@ -14,6 +14,10 @@ from oomwatch.records import Finding
 
 _ALLOCATES: Final = re.compile(
     r"\b(?:empty|zeros|ones|full|new_empty|empty_like|zeros_like|cat|stack|pad|clone|repeat|softmax|contiguous|float)\("
+)
+
+_LINES_BEFORE: Final = (
+    "The lines before the failure: from the server's start, or at least the whole traceback and the last load lines.",
 )
 
 
@@ -61,6 +65,20 @@ def unplaced_allocation(facts: Facts) -> Finding | None:
     failure = gpu_failure(facts)
     if failure is None or not is_placeless(facts, failure):
         return None
+    part = find_part(failure.frames, failure.paths)
+    if part is not None and facts.engine.engine is not None:
+        # The profiling run or a request's step: the same room is missing, the same remedies give it.
+        return found(
+            facts,
+            "mm_encoder_peak" if part == "encoder" else "prefill_activation_peak",
+            0.4,
+            f"The GPU refused an allocation inside the model's step ({amount_of(failure)}); the input does not say whether a request's, or the profiling run's at start.",
+            cite_failure(failure),
+            strength=STAGE,
+            order=failure.order,
+            values={**oom_values(failure), "frame": telling_frame(failure.frames)},
+            unseen=_LINES_BEFORE,
+        )
     return found(
         facts,
         "irregular_unknown",
@@ -70,9 +88,7 @@ def unplaced_allocation(facts: Facts) -> Finding | None:
         strength=STAGE,
         order=failure.order,
         values=oom_values(failure),
-        unseen=(
-            "The lines before the failure: from the server's start, or at least the whole traceback and the last load lines.",
-        ),
+        unseen=_LINES_BEFORE,
     )
 
 

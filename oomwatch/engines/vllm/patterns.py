@@ -618,6 +618,14 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         where="any",
     ),
     Pattern(
+        "vllm.output_handler",
+        "messenger",
+        "output_handler failed",
+        r"^AsyncLLM output_handler failed\.",
+        "AsyncLLM output_handler failed.",
+        "0.8.0..",
+    ),
+    Pattern(
         "vllm.fatal_signal",
         "messenger",
         "Got fatal signal from worker processes",
