@@ -288,4 +288,9 @@ def has_settled(trend: Trend, *, least_bytes: float = 256 * MIB) -> bool:
     if trend.points < 8 or trend.grown < least_bytes:
         return False
     even = trend.grown / trend.seconds
-    return trend.late_slope_per_second < 0.1 * even and trend.early_slope_per_second > even
+    # The low level must have risen too: noise moves the ends alone.
+    return (
+        trend.floor_grown > 0.4 * trend.grown
+        and trend.late_slope_per_second < 0.1 * even
+        and trend.early_slope_per_second > even
+    )
