@@ -261,15 +261,18 @@ class ExitWatch:
         counts = () if self._events is None else self._events.descriptors
         for descriptor in counts:
             waiting.register(descriptor, select.POLLPRI)
-        ready = {descriptor for descriptor, _ in waiting.poll(max(0.0, seconds) * 1000)}
+        ready = dict(waiting.poll(max(0.0, seconds) * 1000))
         if self._wake in ready and not self._closed:
             os.eventfd_read(self._wake)
-        for descriptor in ready & by_descriptor.keys():
-            by_descriptor[descriptor].mark_ended()
+        for descriptor in ready.keys() & by_descriptor.keys():
+            watched = by_descriptor[descriptor]
+            watched.mark_ended()
+            if ready[descriptor] & select.POLLHUP:
+                watched.given_up_at = 0.0  # fetched: it is told now, or never
         for watched in looked_at:
             if watched.ended_at is None and self._is_gone(watched):
                 watched.mark_ended()
-        if self._events is None or ready.isdisjoint(counts):
+        if self._events is None or ready.keys().isdisjoint(counts):
             return False
         return self._events.look()
 
