@@ -39,6 +39,8 @@ class Trend:
     early_slope_per_second: float
     floor_grown: float = 0.0
     """How far the low level of the last third lies above that of the first: waves do not count."""
+    spread: float = 0.0
+    """Between the levels that a twentieth of the values lie below and above: no single peaks."""
 
     @property
     def grown(self) -> float:
@@ -138,7 +140,14 @@ def fit_trend(points: Sequence[tuple[float, float]]) -> Trend | None:
         early_slope_per_second=_slope(early),
         floor_grown=_floor(values[-(len(values) // 3 or 1) :])
         - _floor(values[: len(values) // 3 or 1]),
+        spread=_spread(values),
     )
+
+
+def _spread(values: Sequence[float]) -> float:
+    ranked = sorted(values)
+    edge = len(ranked) // 20
+    return ranked[-1 - edge] - ranked[edge]
 
 
 def _floor(values: Sequence[float]) -> float:
@@ -277,6 +286,7 @@ def is_growing(trend: Trend, *, least_bytes: float = 256 * MIB, least_share: flo
     even = grown / trend.seconds
     return (
         trend.floor_grown > 0.45 * grown
+        and grown > 0.2 * trend.spread
         and trend.slope_per_second > 0.4 * even
         and trend.late_slope_per_second > 0.35 * even
         and trend.early_slope_per_second > 0.3 * even
