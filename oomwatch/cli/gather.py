@@ -355,6 +355,7 @@ class Gatherer:
         self.host = recording.host
         self.engines += recording.engines
         self.gpus += recording.gpus
+        self.exits += recording.exits
         self.series = _joined(self.series, recording.series)
         known = {engine.id for engine in recording.engines}
         for engine_id, log_path in recording.logs.items():

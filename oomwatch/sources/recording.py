@@ -11,12 +11,12 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from oomwatch.errors import PermissionDeniedError, SourceError, SourceUnavailable
-from oomwatch.records import Gpu, RecordedEngine, Series
+from oomwatch.records import EngineExit, Gpu, RecordedEngine, Series
 from oomwatch.sources.recording_archive import unpack_recording
 from oomwatch.sources.recording_samples import (
     count,
@@ -79,6 +79,7 @@ class Recording:
     kernel_log: str | None
     pages: tuple[RecordedPage, ...]
     problems: tuple[str, ...]
+    exits: tuple[EngineExit, ...] = ()
 
     def cite(self, path: str) -> str:
         """How a report names one of the files: archives are cited, not where they were unpacked."""
@@ -129,6 +130,7 @@ def read_recording(path: str) -> Recording:
         kernel_log=str(kernel_log) if (kernel_log := _file_in(root, "kernel.log")) else None,
         pages=tuple(_find_pages(root)),
         problems=tuple(problems),
+        exits=tuple(_exits(manifest)),
     )
 
 
@@ -182,8 +184,28 @@ def _engines(manifest: Mapping[str, Any]) -> list[RecordedEngine]:
             gpus=_numbers(row.get("gpus")),
             log=text(row.get("log")),
             metrics_url=text(row.get("metrics_url")),
+            started_at=number(row.get("started_at")),
+            ended=row.get("ended") is True,
         )
     return list(engines.values())
+
+
+def _exits(manifest: Mapping[str, Any]) -> Iterator[EngineExit]:
+    """How engines ended, as whoever recorded them saw it."""
+    for row in _objects(manifest, "exits"):
+        engine, where = text(row.get("engine")), text(row.get("where"))
+        killed = row.get("oom_killed")
+        if engine is not None and where is not None:
+            yield EngineExit(
+                engine=engine,
+                where=where,
+                at=number(row.get("at")),
+                exit_code=count(row.get("exit_code")),
+                signal=count(row.get("signal")),
+                oom_killed=killed if isinstance(killed, bool) else None,
+                restarts=count(row.get("restarts")),
+                detail=text(row.get("detail")),
+            )
 
 
 def _gpus(manifest: Mapping[str, Any]) -> list[Gpu]:

@@ -207,6 +207,8 @@ def gpu_kind(totals: Mapping[int, int | None], only_gpu: int | None) -> SampleKi
             utilization_ratio=number(row.get("utilization_ratio")),
             temperature_celsius=number(row.get("temperature_celsius")),
             power_watts=number(row.get("power_watts")),
+            used_max_bytes=count(row.get("used_max_bytes")),
+            free_min_bytes=count(row.get("free_min_bytes")),
         )
 
     watched = ("at", "used_bytes", "free_bytes")
@@ -255,6 +257,7 @@ def process_kind() -> SampleKind[ProcessSample]:
             cgroup=text(row.get("cgroup")),
             unit=text(row.get("unit")),
             container=text(row.get("container")),
+            state=text(row.get("state")),
         )
 
     watched = ("at", "rss_bytes", "swap_bytes")
