@@ -1,8 +1,4 @@
-"""The one thread that judges: readings to triggers, triggers to incidents, incidents explained.
-
-Failures are told by the judge itself, on the lines that are kept of a followed log: telling lines
-only say when to ask it. Readings go through the conditions of `detect`.
-"""
+"""The one thread that judges: messages to triggers, triggers to incidents, incidents explained."""
 
 from __future__ import annotations
 
@@ -10,11 +6,14 @@ import collections
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
-from oomwatch.agent.engines import EngineTable, WatchedEngine, is_abnormal
+from oomwatch.agent.conditions import Conditions
+from oomwatch.agent.engines import EngineTable, WatchedEngine
+from oomwatch.agent.excerpt import excerpt_of
 from oomwatch.agent.explain import Explainer, as_json
+from oomwatch.agent.failures import CALM, Failures, plausible_time
 from oomwatch.agent.messages import (
     Discovered,
     GpusSwept,
@@ -23,20 +22,17 @@ from oomwatch.agent.messages import (
     Message,
     PageRead,
     ProcessEnded,
+    Reconfigured,
     Seen,
     TellingLines,
 )
 from oomwatch.config.schema import Config
-from oomwatch.detect.gpu import GpuWatch, lost
-from oomwatch.detect.host import HostWatch
 from oomwatch.detect.incidents import IncidentBook, family
 from oomwatch.engines.secrets import hide_words
 from oomwatch.records import (
     Diagnosis,
-    EngineExit,
     Evidence,
-    Finding,
-    GpuSample,
+    IncidentExcerpt,
     KernelEvent,
     StoredIncident,
     Trigger,
@@ -44,19 +40,16 @@ from oomwatch.records import (
 
 _LOG = logging.getLogger(__name__)
 
-_SETTLE_SECONDS: Final = 0.3
-"""A traceback is written in one go; ranks write theirs within a moment."""
-_END_SECONDS: Final = 0.6
-"""The last lines of a process come a moment after its end."""
-_QUIET_SECONDS: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
-"""Between two judgements of a log that tells nothing new, time and again."""
 _AGAIN_SECONDS: Final = 5.0
-_OLD_SECONDS: Final = 600.0
+_CLOSE_LOOK_SECONDS: Final = 1.0
 _KERNEL_KEPT: Final = 256
-_NEEDED: Final = frozenset({"server", "api", "engine", "worker"})
-"""Roles of processes that an engine cannot do without."""
-_CALM: Final = frozenset({"shutdown_requested", "bounded_warmup_growth", "request_too_long"})
-"""What happens to a healthy server: no incident."""
+_KERNEL_SECONDS: Final = 3600.0
+"""What the kernel said before explains nothing that happens now."""
+_ABANDONED_SECONDS: Final = 86_400.0
+"""The failure of an engine that nobody starts again is let be after a day."""
+_MOST_OPEN: Final = 128
+_ENGINES_OWN: Final = frozenset({"failure", "zombie", "stuck_request"})
+"""Families that are over once the engine works again."""
 
 
 class Recorder(Protocol):
@@ -65,19 +58,15 @@ class Recorder(Protocol):
     def save_incident(self, incident: StoredIncident) -> None:
         """Store an incident, or what changed about it."""
 
-
-@dataclasses.dataclass(slots=True)
-class _Log:
-    """When to judge an engine's log next, and what was told already."""
-
-    due: float | None = None
-    judged: float = -1e9
-    quiet: int = 0
-    told: set[tuple[Any, ...]] = dataclasses.field(default_factory=set)
+    def save_excerpt(self, excerpt: IncidentExcerpt) -> None:
+        """Store what it can be judged again by, in place of an earlier excerpt."""
 
 
 class Detector:
-    """Takes messages one by one; `tick` does what is due. All of it in one thread."""
+    """Takes messages one by one; `tick` does what is due. All of it in one thread.
+
+    Only `headroom_lasts_seconds`, `opened_lately` and the book's `open` are for other threads too.
+    """
 
     def __init__(
         self,
@@ -89,185 +78,108 @@ class Detector:
         *,
         on_incident: Callable[[StoredIncident], None] = lambda _incident: None,
         started_at: float | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        """`wall` is the clock of epoch time; a replay has one of its own."""
         self._config = config
         self._table = table
         self._explainer = explainer
         self._recorder = recorder
         self.book = book
         self._on_incident = on_incident
-        self._started_at = time.time() if started_at is None else started_at
-        self._gpus: dict[int, GpuWatch] = {}
-        self._last_gpus: dict[int, GpuSample] = {}
-        self._lost: set[int] = set()
-        self.host = HostWatch(config.detect, config.forecast)
-        self._logs: dict[str, _Log] = collections.defaultdict(_Log)
-        self._ends: dict[tuple[str, tuple[int, int | None]], float] = {}
-        self._kernel: collections.deque[KernelEvent] = collections.deque(maxlen=_KERNEL_KEPT)
+        self._wall = wall
+        self._conditions = Conditions(config, table, wall)
+        self._failures = Failures(
+            table,
+            self._explain,
+            self._raise,
+            book.is_failing,
+            wall=wall,
+            started_at=wall() if started_at is None else started_at,
+        )
+        self._kernel: collections.deque[tuple[float, KernelEvent]] = collections.deque(
+            maxlen=_KERNEL_KEPT
+        )
+        self._now = 0.0
         self._again: dict[str, list[float]] = {}
         self._subjects: dict[str, WatchedEngine] = {}
         """By incident: the start of the engine that it happened to."""
-        self._predicted: dict[tuple[str, str], float] = {}
+        self._opened_at = float("-inf")
         self._forecast_due = 0.0
+        self._close_due = 0.0
         self.triggers_total: collections.Counter[str] = collections.Counter()
         self.explained_total = 0
 
-    def reconfigure(self, config: Config) -> None:
-        """Use another configuration from now on; conditions begin anew. From any thread."""
-        self._config = config
-        self._gpus = {}
-        self.host = HostWatch(config.detect, config.forecast)
-        self.book.reconfigure(config.incidents)
-
     def headroom_lasts_seconds(self) -> float | None:
         """The least time that any GPU's headroom lasts at its present pace."""
-        lasts = [watch.lasts_seconds() for watch in list(self._gpus.values())]
-        return min((seconds for seconds in lasts if seconds is not None), default=None)
+        return self._conditions.headroom_lasts_seconds()
 
-    def opened_lately(self, seconds: float) -> bool:
-        """Whether an incident was opened within this time."""
-        at = time.time()
-        return any(at - incident.opened_at < seconds for incident in self.book.open)
+    def opened_lately(self, seconds: float, now: float) -> bool:
+        """Whether an incident was opened within this time before monotonic time `now`."""
+        return now - self._opened_at < seconds
 
     # ---------------------------------------------------------------- messages
     def handle(self, message: Message) -> None:
         """Take a message."""
+        self._now = max(self._now, message.now)
         match message:
             case GpusSwept():
-                self._swept(message)
+                self._raise_all(self._conditions.swept(message), message.now)
             case PageRead():
-                self._page(message)
+                engine = self._table.get(message.engine_id)
+                if engine is not None and engine.ended_at is None and message.samples:
+                    self._raise_all(self._conditions.page(engine, message), message.now)
             case HostRead():
-                for trigger in self.host.feed(message.sample, message.now):
-                    self._raise(trigger, message.now)
+                self._raise_all(self._conditions.host(message), message.now)
             case TellingLines():
-                self._look_at_log(message.engine_id, message.now)
+                self._failures.telling_lines(message.engine_id, message.now)
             case ProcessEnded():
                 self._ended(message)
             case KernelSaid():
                 self._kernel_said(message)
             case Discovered():
                 self._discovered(message)
+            case Reconfigured():
+                self._config = message.config
+                self._conditions.reconfigure(message.config)
+                self.book.reconfigure(message.config.incidents)
             case Seen():
                 self._raise(message.trigger, message.now)
 
-    def _swept(self, message: GpusSwept) -> None:
-        holders = collections.defaultdict(list)
-        for process in message.processes:
-            holders[process.gpu].append(process)
-        live = self._table.live_pids()
-        for sample in message.gpus:
-            self._last_gpus[sample.gpu] = sample
-            for trigger in self._gpu(sample.gpu).feed(
-                sample,
-                holders[sample.gpu],
-                message.now,
-                engine_pids=live,
-                dead=self._table.orphans,
-            ):
-                self._raise(trigger, message.now)
-        for gpu, detail in message.lost.items():
-            if gpu not in self._lost:
-                self._raise(lost(gpu, time.time(), detail), message.now)
-        self._lost = set(message.lost)
-
-    def _gpu(self, index: int) -> GpuWatch:
-        if index not in self._gpus:
-            self._gpus[index] = GpuWatch(index, self._config.detect, self._config.forecast)
-        return self._gpus[index]
-
-    def _page(self, message: PageRead) -> None:
-        engine = self._table.get(message.engine_id)
-        if engine is None or engine.ended_at is not None or not message.samples:
-            return
-        if engine.serving_since is None:
-            engine.serving_since = message.samples[0].at
-        for sample in message.samples[:1]:
-            engine.load = sample
-            for trigger in engine.watch.feed(sample, message.now):
-                self._raise(trigger, message.now)
-
-    def _look_at_log(self, engine_id: str, now: float) -> None:
-        log = self._logs[engine_id]
-        wait = _QUIET_SECONDS[min(log.quiet, len(_QUIET_SECONDS) - 1)] if log.quiet else 0.0
-        due = max(now + _SETTLE_SECONDS, log.judged + wait)
-        log.due = due if log.due is None else min(log.due, due)
-
     def _ended(self, message: ProcessEnded) -> None:
         ended = message.ended
-        engine = self._table.by_pid(ended.pid) or self._table.get(ended.engine_id)
+        engine = self._table.of_process(ended.pid, ended.engine_id)
         if engine is None:
             return
-        is_root = ended.pid == engine.root[0]
-        engine.exits.append(
-            EngineExit(
-                engine=engine.id,
-                where=f"process {ended.pid} ({ended.name or ended.role or 'engine'})",
-                at=ended.at,
-                exit_code=ended.exit_code,
-                signal=ended.signal,
-                oom_killed=ended.oom_killed,
-                detail=ended.detail,
-            )
-        )
-        if is_root:
-            engine.ended_at = ended.at
-            for gpu in engine.found.recorded.gpus:
-                self._gpu(gpu).restart()
-        end = engine.exits[-1]
-        if ended.oom_killed:
-            self._raise(self._kill(engine, end, "cgroup_oom"), message.now)
-        elif not is_root and ended.role in _NEEDED and is_abnormal(end):
-            self._raise(self._kill(engine, end, "process_exit"), message.now)
-        self._ends.setdefault((engine.id, engine.root), message.now + _END_SECONDS)
-
-    def _kill(self, engine: WatchedEngine, end: EngineExit, kind: Any) -> Trigger:
-        text = f"{end.where} of {engine.id} ended"
-        if end.oom_killed:
-            text += ": the kernel killed it for memory"
-        elif end.signal is not None:
-            text += f" by signal {end.signal}"
-        elif end.exit_code is not None:
-            text += f" with status {end.exit_code}"
-        at = time.time() if end.at is None else end.at
-        evidence = (Evidence("process", end.where, at=at, text=text),)
-        return Trigger(kind, at, engine.id, text=text, evidence=evidence)
+        self._failures.ended(engine, message)
+        if engine.ended_at is not None:
+            self._conditions.restart(engine.found.recorded.gpus)
 
     def _kernel_said(self, message: KernelSaid) -> None:
         event = message.event
-        self._kernel.append(event)
-        engine = self._table.by_pid(event.fields.get("pid"))
+        self._kernel.append((message.now, event))
+        pid = event.fields.get("pid")
+        engine = self._table.of_process(pid) if isinstance(pid, int) else None
         if not event.kind.startswith("oom") or engine is None:
             return
+        at, text = plausible_time(event.at, self._wall()), event.text[:500]
+        evidence = (Evidence("kernel", "kernel log", at, text),)
         self._raise(
-            Trigger(
-                "kernel_oom",
-                event.at if event.at is not None else time.time(),
-                engine.id,
-                pid=event.fields.get("pid"),
-                text=event.text[:500],
-                evidence=(Evidence("kernel", "kernel log", event.at, event.text[:500]),),
-            ),
-            message.now,
+            Trigger("kernel_oom", at, engine.id, pid=pid, text=text, evidence=evidence), message.now
         )
 
     def _discovered(self, message: Discovered) -> None:
+        at = message.discovery.at
         came, went = self._table.update(message.discovery, message.now)
         for engine in (*came, *went):
-            for gpu in engine.found.recorded.gpus:
-                self._gpu(gpu).restart()
+            self._conditions.restart(engine.found.recorded.gpus)
         for engine in went:
-            if engine.ended_at is None:  # nobody saw it end
-                engine.ended_at = message.discovery.at
-                self._ends.setdefault((engine.id, engine.root), message.now + _END_SECONDS)
+            if not self._table.is_alive(engine):  # else it is only called otherwise now
+                self._failures.gone(engine, at, message.now)
         rule = self._config.detect.restart_loop
         for engine in came:
-            at = message.discovery.at
             starts = self._table.starts_within(engine.id, rule.window_seconds, at)
-            failing = any(
-                i.engine_id == engine.id and family(i) == "failure" for i in self.book.open
-            )
-            if starts >= rule.starts and failing:
+            if starts >= rule.starts and self.book.is_failing(engine.id):
                 text = f"{engine.id} was started {starts} times lately and fails again and again"
                 self._raise(
                     Trigger("restart_loop", at, engine.id, text=text, values={"starts": starts}),
@@ -277,175 +189,73 @@ class Detector:
     # ---------------------------------------------------------------- what is due
     def tick(self, now: float) -> None:
         """Do what is due at monotonic time `now`; to be called a few times a second."""
-        for engine_id, log in list(self._logs.items()):
-            if log.due is not None and log.due <= now:
-                log.due = None
-                self._judge(engine_id, now)
-        for key, due in list(self._ends.items()):
-            if due <= now:
-                del self._ends[key]
-                self._judge_end(key, now)
+        self._now = max(self._now, now)
+        self._failures.tick(now)
         for incident_id, times in list(self._again.items()):
-            if times and times[0] <= now:
-                times.pop(0)
-                self._explain_again(incident_id)
+            if times[0] > now:
+                continue
+            times.pop(0)
             if not times:
                 del self._again[incident_id]
+            self._explain_again(incident_id)
+            if not times:
                 self._subjects.pop(incident_id, None)
         if now >= self._forecast_due:
             self._forecast_due = now + self._config.forecast.interval_seconds
-            self._predict(now)
-        self._close_what_is_over(now)
+            self._raise_all(self._conditions.predict(now), now)
+        if now >= self._close_due:
+            self._close_due = now + _CLOSE_LOOK_SECONDS
+            self._close_what_is_over(now)
 
-    def _judge(self, engine_id: str, now: float) -> None:
-        """Ask the judge whether the telling lines tell of a failure that is new."""
-        engine = self._table.get(engine_id)
-        if engine is None:
-            return
-        log = self._logs[engine_id]
-        log.judged = now
-        diagnosis = self._explain([engine])
-        _LOG.debug("%s judged: %s", engine_id, diagnosis.verdict)
-        fresh = self._fresh(engine, diagnosis)
-        log.quiet = 0 if fresh else log.quiet + 1
-        for place, finding in reversed(fresh):  # oldest first
-            self._failed(engine, diagnosis, place, finding, now)
-
-    def _fresh(self, engine: WatchedEngine, diagnosis: Diagnosis) -> list[tuple[int, Finding]]:
-        """Failures that were not told yet and are not from before our time; newest first."""
-        told = self._logs[engine.id].told
-        fresh = []
-        for place, incident in enumerate(diagnosis.incidents):
-            finding = incident.finding
-            where = finding.evidence[0].where if finding.evidence else ""
-            key = (finding.cause, where, finding.at)
-            if key in told:
-                continue
-            told.add(key)
-            old = finding.at is not None and finding.at < self._started_at - _OLD_SECONDS
-            if finding.cause not in _CALM and not old:
-                fresh.append((place, finding))
-        return fresh
-
-    def _failed(
-        self, engine: WatchedEngine, diagnosis: Diagnosis, place: int, finding: Finding, now: float
-    ) -> None:
-        wall = time.time()
-        at = finding.at if finding.at is not None else wall
-        if not wall - _OLD_SECONDS <= at <= wall + 1:
-            at = wall  # a log with times of another zone
-        trigger = Trigger(
-            "log_failure",
-            at,
-            engine.id,
-            text=finding.summary,
-            values={"cause": finding.cause, "class": finding.cls},
-            evidence=finding.evidence[:8],
-        )
-        self._raise(trigger, now, as_json(diagnosis, only=place))
-
-    def _judge_end(self, key: tuple[str, tuple[int, int | None]], now: float) -> None:
-        """A process of an engine has ended: judge whether it failed, or did as it was asked."""
-        engine = self._table.get(key[0])
-        if engine is None or engine.root != key[1]:
-            return
-        diagnosis = self._explain([engine])
-        for place, finding in reversed(self._fresh(engine, diagnosis)):
-            self._failed(engine, diagnosis, place, finding, now)
-        if engine.ended_at is None or engine.settled:
-            return
-        engine.settled = True
-        lead = diagnosis.incidents[0].finding if diagnosis.incidents else None
-        clean = (lead is not None and lead.cause in _CALM) or any(
-            e.exit_code == 0 for e in engine.exits if e.where.startswith(f"process {key[1][0]} ")
-        )
-        open_failure = any(
-            i.engine_id == engine.id and family(i) == "failure" for i in self.book.open
-        )
-        if not clean or open_failure:
-            end = next(
-                (e for e in engine.exits if e.where.startswith(f"process {key[1][0]} ")),
-                EngineExit(engine.id, f"process {key[1][0]}", at=engine.ended_at),
-            )
-            self._raise(self._kill(engine, end, "process_exit"), now, as_json(diagnosis, only=0))
-
+    # ---------------------------------------------------------------- explanations
     def _explain(
         self, engines: list[WatchedEngine], window: tuple[float, float] | None = None
     ) -> Diagnosis:
         self.explained_total += 1
         return self._explainer.explain(
             engines,
-            kernel=[event for event in self._kernel if self._concerns(event, engines)],
-            gpus=self._last_gpus.values(),
+            kernel=[
+                event
+                for seen, event in self._kernel
+                if self._now - seen < _KERNEL_SECONDS and _concerns(event, engines)
+            ],
+            gpus=self._conditions.last_gpus.values(),
             window=window,
         )
-
-    def _concerns(self, event: KernelEvent, engines: list[WatchedEngine]) -> bool:
-        """Whether the kernel speaks of one of these engines, or of the host and its GPUs."""
-        if not event.kind.startswith("oom") or event.fields.get("scope") in {None, "host"}:
-            return True
-        victim = event.fields.get("pid")
-        return any(victim in engine.pids for engine in engines)
 
     def _explain_again(self, incident_id: str) -> None:
         """With the samples around it, once they are stored."""
         incident = self.book.get(incident_id)
         if incident is None or incident.window_from is None:
             return
-        engine = self._subjects.get(incident_id)
-        engines = [engine] if engine is not None else list(self._table)
-        end = min(time.time(), incident.window_to or time.time())
-        diagnosis = self._explain(engines, (incident.window_from, end))
-        if not diagnosis.incidents and not diagnosis.risks and incident.diagnosis is not None:
-            return  # nothing better than what was said at once
-        only = 0 if family(incident) == "failure" else None
-        self._keep(dataclasses.replace(incident, diagnosis=as_json(diagnosis, only=only)))
+        engines = self._engines_of(incident)
+        wall = self._wall()
+        diagnosis = self._explain(
+            engines, (incident.window_from, min(wall, incident.window_to or wall))
+        )
+        self._save_excerpt(incident_id, engines)
+        found = _part_for(incident, diagnosis)
+        if found is not None:
+            self._keep(dataclasses.replace(incident, diagnosis=found))
 
-    # ---------------------------------------------------------------- forecasts
-    def _predict(self, now: float) -> None:
-        wall = time.time()
-        found: list[Trigger | None] = [self.host.predict(wall)]
-        warm_up = self._config.forecast.warm_up_seconds
-        settling = any(
-            engine.starting or now - engine.seen_monotonic < warm_up for engine in self._table
-        )
-        found += [
-            engine.watch.predict(engine.load)
-            for engine in self._table
-            if engine.load is not None and engine.ended_at is None
-        ]
-        if not settling:
-            found += [gpu.predict(wall) for gpu in self._gpus.values()]
-        for trigger in found:
-            if trigger is None:
-                continue
-            key = (trigger.kind, trigger.engine_id or f"gpu{trigger.gpu}")
-            before = self._predicted.get(key)
-            self._predicted[key] = now
-            # One forecast may be noise; the next one, made of new readings too, confirms it.
-            if before is not None and now - before < 3 * self._config.forecast.interval_seconds:
-                self._raise(trigger, now)
+    def _engines_of(self, incident: StoredIncident) -> list[WatchedEngine]:
+        """The start that it happened to; without a name, all engines that run."""
+        engine = self._subjects.get(incident.id) or self._table.get(incident.engine_id)
+        return [engine] if engine is not None else list(self._table)
 
-    def _is_held(self, incident: StoredIncident, now: float) -> bool:
-        kind = family(incident)
-        engine = self._table.get(incident.engine_id)
-        if engine is not None and engine.ended_at is None and kind in engine.watch.held(now):
-            return True
-        gpus = {trigger.gpu for trigger in incident.triggers}
-        if any(kind in watch.held(now) for gpu, watch in self._gpus.items() if gpu in gpus):
-            return True
-        recent = 4 * self._config.forecast.interval_seconds
-        forecast = any(
-            now - at < recent and (name, who) == (t.kind, t.engine_id or f"gpu{t.gpu}")
-            for (name, who), at in self._predicted.items()
-            for t in incident.triggers
-        )
-        return (
-            forecast or kind in self.host.held(now) or (kind == "gpu" and bool(gpus & self._lost))
-        )
+    def _save_excerpt(self, incident_id: str, engines: list[WatchedEngine]) -> None:
+        room = self._config.incidents.log_excerpt_bytes
+        gpus = self._conditions.last_gpus.values()
+        self._recorder.save_excerpt(excerpt_of(incident_id, engines, gpus, room))
 
     # ---------------------------------------------------------------- incidents
-    def _raise(self, trigger: Trigger, now: float, diagnosis: dict[str, Any] | None = None) -> None:
+    def _raise_all(self, triggers: Iterable[Trigger], now: float) -> None:
+        for trigger in triggers:
+            self._raise(trigger, now)
+
+    def _raise(
+        self, trigger: Trigger, now: float, diagnosis: Mapping[str, Any] | None = None
+    ) -> None:
         mode = getattr(self._config.detect, trigger.kind).mode
         if mode == "off" or not self._config.detect.enabled:
             return
@@ -453,22 +263,22 @@ class Detector:
         if mode == "observe":
             _LOG.info("observed only: %s: %s", trigger.kind, trigger.text)
             return
-        incident = self.book.take(trigger)
+        incident = self.book.take(trigger, now)
         if incident is None:
             return
         is_new = len(incident.triggers) == 1
-        engine = self._table.get(incident.engine_id)
-        if is_new and engine is not None:
-            self._subjects[incident.id] = engine
+        if is_new:
+            self._opened_at = now
+            engine = self._table.get(incident.engine_id)
+            if engine is not None:
+                self._subjects[incident.id] = engine
+        if diagnosis is None and is_new:
+            diagnosis = _part_for(incident, self._explain(self._engines_of(incident)))
         if diagnosis is not None:
             incident = dataclasses.replace(incident, diagnosis=diagnosis)
-        elif is_new:
-            engines = [engine] if engine is not None else list(self._table)
-            found = self._explain(engines)
-            if found.incidents or found.risks:
-                incident = dataclasses.replace(incident, diagnosis=as_json(found))
         self._keep(incident)
         if is_new:
+            self._save_excerpt(incident.id, self._engines_of(incident))
             after = self._config.incidents.window_after_seconds
             self._again[incident.id] = [now + _AGAIN_SECONDS, now + after + _AGAIN_SECONDS]
         log = _LOG.warning if is_new else _LOG.info
@@ -480,15 +290,37 @@ class Detector:
         self._on_incident(incident)
 
     def _close_what_is_over(self, now: float) -> None:
-        wall = time.time()
-        closed: list[StoredIncident] = []
-        for engine in self._table:
-            if engine.ended_at is None and engine.serving_since is not None:
-                closed += self.book.served(engine.id, engine.serving_since, wall)
-        closed += self.book.calm(wall, lambda incident: self._is_held(incident, now))
-        for incident in closed:
-            self._keep(dataclasses.replace(incident, diagnosis=self._resolved(incident, wall)))
+        incidents = self.book.open
+        over = [
+            i for n, i in enumerate(reversed(incidents)) if n >= _MOST_OPEN or self._is_over(i, now)
+        ]
+        for incident in over:
+            wall = self._wall()
+            closed = self.book.close(incident, wall)
+            self._keep(dataclasses.replace(closed, diagnosis=self._resolved(incident, wall)))
             _LOG.info("%s closed", incident.id)
+
+    def _is_over(self, incident: StoredIncident, now: float) -> bool:
+        """Healthy for long enough: a start after it serves, or the one it happened to works on."""
+        touched, quiet = self.book.touched(incident), self._config.incidents.close_after_seconds
+        engine = self._table.get(incident.engine_id)
+        if family(incident) in _ENGINES_OWN and engine is not None and not engine.broken:
+            up, worked = engine.up_monotonic, engine.worked_monotonic
+            if self.book.is_from_before(incident):
+                last = max(trigger.at for trigger in incident.triggers)
+                is_later = (engine.found.started_at or 0.0) > last
+            else:
+                is_later = engine.seen_monotonic > touched
+            if is_later and up is not None and now - up >= quiet:
+                return True
+            if worked is not None and worked - touched >= quiet:
+                return True
+        if now - touched <= quiet:
+            return False
+        if family(incident) == "failure":
+            is_here = engine is not None and engine.ended_at is None
+            return not is_here and now - touched > _ABANDONED_SECONDS
+        return not self._conditions.hold(incident, touched, now)
 
     def _resolved(self, incident: StoredIncident, wall: float) -> dict[str, Any] | None:
         """The diagnosis with what is different now: the proof that it was the cure, or not."""
@@ -510,3 +342,24 @@ class Detector:
                 "command": list(after) if after else None,
             },
         }
+
+
+def _concerns(event: KernelEvent, engines: list[WatchedEngine]) -> bool:
+    """Whether the kernel speaks of one of these engines, or of the host and its GPUs."""
+    if not event.kind.startswith("oom") or event.fields.get("scope") in {None, "host"}:
+        return True
+    victim = event.fields.get("pid")
+    return any(victim in engine.pids for engine in engines)
+
+
+def _part_for(incident: StoredIncident, diagnosis: Diagnosis) -> dict[str, Any] | None:
+    """What a diagnosis says about this incident; None for nothing better than what is known.
+
+    A failure is explained by a failure. Pressure is explained by what is at risk, if something is.
+    """
+    if family(incident) == "failure":
+        lead = diagnosis.incidents[0].finding if diagnosis.incidents else None
+        return None if lead is None or lead.cause in CALM else as_json(diagnosis, only=0)
+    if diagnosis.risks:
+        return as_json(dataclasses.replace(diagnosis, incidents=()))
+    return as_json(diagnosis) if diagnosis.incidents else None

@@ -9,15 +9,19 @@ import threading
 from collections.abc import Iterator
 from typing import Final
 
-from oomwatch.config.schema import Config
 from oomwatch.detect.engine import EngineWatch
 from oomwatch.discovery import DiscoveredEngine, Discovery
 from oomwatch.records import EngineExit, EngineSample
 from oomwatch.sources.log_tail import LogTail
+from oomwatch.sources.procfs import read_process
 
 _KEPT_ENDED: Final = 16
 _REQUESTS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _KEPT_STARTS: Final = 64
+_KEPT_EXITS: Final = 64
+_KEPT_NAMES: Final = 256
+_LONGEST_START_SECONDS: Final = 1800.0
+"""Weights of hundreds of GiB from a network disk take a quarter of an hour and more."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -25,13 +29,25 @@ class WatchedEngine:
     """One start of one engine."""
 
     found: DiscoveredEngine
-    watch: EngineWatch
     seen_monotonic: float
+    """When it was found."""
+    begun_monotonic: float
+    """When it was started, as far as that is known."""
+    watches: dict[str, EngineWatch] = dataclasses.field(default_factory=dict)
+    """The conditions of its pools, by the name that its page's samples have."""
     tails: list[LogTail] = dataclasses.field(default_factory=list)
-    exits: list[EngineExit] = dataclasses.field(default_factory=list)
+    exits: collections.deque[EngineExit] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=_KEPT_EXITS)
+    )
     serving_since: float | None = None
     """Epoch time of the first page that this start answered."""
+    served_monotonic: float | None = None
+    """The same in monotonic time."""
+    worked_monotonic: float | None = None
+    """When a counter of tokens was last seen to rise."""
     ended_at: float | None = None
+    crippled: bool = False
+    """Whether a process that it cannot do without was killed or has crashed."""
     load: EngineSample | None = None
     """Its last reading."""
     settled: bool = False
@@ -54,20 +70,26 @@ class WatchedEngine:
 
     @property
     def broken(self) -> bool:
-        """Whether it is gone, or a process that it cannot do without was killed or crashed."""
-        return self.ended_at is not None or any(map(is_abnormal, self.exits))
+        """Whether it is gone, or cannot go on."""
+        return self.ended_at is not None or self.crippled
 
     @property
-    def starting(self) -> bool:
-        """Whether it has not answered yet."""
-        return self.ended_at is None and self.serving_since is None
+    def up_monotonic(self) -> float | None:
+        """Since when it serves; one without a page is taken at its word that it runs, at last."""
+        if self.served_monotonic is None and self.found.recorded.metrics_url is None:
+            return self.begun_monotonic + _LONGEST_START_SECONDS
+        return self.served_monotonic
+
+    def is_starting(self, now: float) -> bool:
+        """Whether it has not answered yet and may still come to it; some have no page to answer."""
+        young = now - self.begun_monotonic < _LONGEST_START_SECONDS
+        return not self.broken and self.served_monotonic is None and young
 
 
 class EngineTable:
     """Engines by id, updated by discovery; the starts that ended last are kept for a while."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: dict[str, WatchedEngine] = {}
         self._ended: collections.deque[WatchedEngine] = collections.deque(maxlen=_KEPT_ENDED)
@@ -87,11 +109,20 @@ class EngineTable:
                 return found
             return next((e for e in reversed(self._ended) if e.id == engine_id), None)
 
-    def by_pid(self, pid: int | None) -> WatchedEngine | None:
-        """The engine a process belongs to, or belonged to."""
+    def of_process(self, pid: int | None, engine_id: str | None = None) -> WatchedEngine | None:
+        """The start that a process belongs or belonged to; of that engine, where it is known."""
         with self._lock:
             both = [*self._running.values(), *reversed(self._ended)]
-        return next((e for e in both if pid in e.pids), None)
+        found = [engine for engine in both if pid in engine.pids]
+        return next((e for e in found if e.id == engine_id), found[0] if found else None)
+
+    def is_alive(self, engine: WatchedEngine) -> bool:
+        """Whether its server still runs, though a search did not find it again."""
+        if not engine.found.members:
+            return False
+        known = engine.found.members[0].process
+        process = read_process(known.pid)
+        return process is not None and process.start_ticks == known.start_ticks
 
     def live_pids(self) -> set[int]:
         """Processes of engines that run."""
@@ -110,7 +141,7 @@ class EngineTable:
                 for pid in engine.recorded.pids
             }
             before = self._running
-            running = {e.recorded.id: self._take(e, before, now) for e in servers}
+            running = {e.recorded.id: self._take(e, before, discovery.at, now) for e in servers}
             kept = set(map(id, running.values()))
             went = [engine for engine in before.values() if id(engine) not in kept]
             came = [e for name, e in running.items() if before.get(name) is not e]
@@ -119,24 +150,19 @@ class EngineTable:
         for engine in came:
             starts = self._starts.setdefault(engine.id, collections.deque(maxlen=_KEPT_STARTS))
             starts.append(engine.found.started_at or discovery.at)
+        while len(self._starts) > _KEPT_NAMES:
+            del self._starts[next(iter(self._starts))]
         return came, went
 
     def _take(
-        self, found: DiscoveredEngine, before: dict[str, WatchedEngine], now: float
+        self, found: DiscoveredEngine, before: dict[str, WatchedEngine], at: float, now: float
     ) -> WatchedEngine:
         known = before.get(found.recorded.id)
         if known is not None and _root(found) == known.root:
             known.found = found
             return known
-        watch = EngineWatch(found.recorded.id, self._config.detect, self._config.forecast)
-        return WatchedEngine(found, watch, now)
-
-    def reconfigure(self, config: Config) -> None:
-        """Use another configuration from now on; conditions begin anew."""
-        with self._lock:
-            self._config = config
-            for engine in self._running.values():
-                engine.watch = EngineWatch(engine.id, config.detect, config.forecast)
+        age = 0.0 if found.started_at is None else max(0.0, at - found.started_at)
+        return WatchedEngine(found, seen_monotonic=now, begun_monotonic=now - age)
 
     def starts_within(self, engine_id: str, seconds: float, at: float) -> int:
         """How often an engine was started lately."""

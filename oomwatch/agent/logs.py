@@ -65,6 +65,10 @@ class LogFollowers:
         self.looked_at = 0.0
         self.lines_total = 0
 
+    def reconfigure(self, sources: SourcesConfig) -> None:
+        """Read other kinds of logs from now on; those that are followed go on."""
+        self._sources = sources
+
     def attach(self, engine: WatchedEngine, named: str | None = None) -> list[str]:
         """Follow the logs of an engine; why there are none, if so. `named` is its log by name."""
         locations: Sequence[LogLocation] = engine.found.logs

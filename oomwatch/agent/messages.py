@@ -6,7 +6,9 @@ import dataclasses
 import queue
 import threading
 from collections.abc import Mapping
+from typing import Final
 
+from oomwatch.config.schema import Config
 from oomwatch.discovery import Discovery
 from oomwatch.records import (
     EngineSample,
@@ -88,19 +90,38 @@ class Seen:
     trigger: Trigger
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reconfigured:
+    """The configuration was read anew."""
+
+    now: float
+    config: Config
+
+
 Message = (
-    GpusSwept | PageRead | HostRead | TellingLines | ProcessEnded | KernelSaid | Discovered | Seen
+    GpusSwept
+    | PageRead
+    | HostRead
+    | TellingLines
+    | ProcessEnded
+    | KernelSaid
+    | Discovered
+    | Seen
+    | Reconfigured
 )
+_MOST_READINGS: Final = 512
+"""A minute of everything at full rate; a detector that is further behind wants fresh ones."""
 
 
 class Mailbox:
-    """The bounded queue before the detector; readings that find it full are dropped and counted.
+    """The bounded queue before the detector; readings that find many others are dropped, counted.
 
-    What happens once (an end, a kernel line) waits for room rather than be lost.
+    What happens once (an end, a line that tells something) waits for room rather than be lost.
     """
 
     def __init__(self, capacity: int) -> None:
         self._queue: queue.Queue[Message] = queue.Queue(capacity)
+        self._lock = threading.Lock()
         self.dropped_total = 0
 
     def __len__(self) -> int:
@@ -108,15 +129,13 @@ class Mailbox:
 
     def put(self, message: Message) -> None:
         """Hand a message over, from any thread."""
+        is_reading = isinstance(message, GpusSwept | PageRead | HostRead)
         try:
-            self._queue.put_nowait(message)
+            if is_reading and self._queue.qsize() >= _MOST_READINGS:
+                raise queue.Full  # noqa: TRY301 - as if it were
+            self._queue.put(message, block=not is_reading, timeout=1.0)
         except queue.Full:
-            if isinstance(message, GpusSwept | PageRead | HostRead | TellingLines):
-                self.dropped_total += 1
-                return
-            try:
-                self._queue.put(message, timeout=1.0)
-            except queue.Full:
+            with self._lock:
                 self.dropped_total += 1
 
     def take(self, timeout_seconds: float) -> Message | None:

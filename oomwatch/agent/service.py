@@ -32,6 +32,7 @@ from oomwatch.agent.messages import (
     Mailbox,
     PageRead,
     ProcessEnded,
+    Reconfigured,
     Seen,
     TellingLines,
 )
@@ -125,7 +126,7 @@ class Agent:
             interval_seconds=store.commit_interval_seconds,
         )
         self.mailbox = Mailbox(self.config.agent.queue_size)
-        self.table = EngineTable(self.config)
+        self.table = EngineTable()
         self.memory_events = MemoryEvents()
         self.exits = ExitWatch(self.memory_events)
         self.sampler: GpuSampler | None = None
@@ -144,7 +145,7 @@ class Agent:
         self.writer.start()
         known, positions = self._read_store()
         explainer = Explainer(self.host, self._read_window)
-        book = IncidentBook(self.host, self.config.incidents, known)
+        book = IncidentBook(self.host, self.config.incidents, known, now=time.monotonic())
         self.detector = Detector(self.config, self.table, explainer, self.writer, book)
         self.logs = LogFollowers(self.config.sources, self.writer, self._telling_lines, positions)
         if self.config.sources.nvml:
@@ -248,9 +249,9 @@ class Agent:
         if loaded.config.store != self.config.store:
             _LOG.warning("[store] has changed: that takes effect with the next start")
         self.config = dataclasses.replace(loaded.config, store=self.config.store)
-        self.table.reconfigure(self.config)
-        if self.detector is not None:
-            self.detector.reconfigure(self.config)
+        self.mailbox.put(Reconfigured(time.monotonic(), self.config))
+        if self.logs is not None:
+            self.logs.reconfigure(self.config.sources)
         for _, scraper in list(self._scrapers.values()):
             scraper.interval_seconds = self.config.agent.scrape_interval_seconds
         _LOG.info("the configuration was read anew")
@@ -467,7 +468,7 @@ class Agent:
     def _set_rate(self, now: float) -> None:
         """Look more often while something happens that is over in a moment."""
         agent = self.config.agent
-        if any(self._burst_reasons()):
+        if any(self._burst_reasons(now)):
             self._burst_until = now + agent.burst_hold_seconds
         fast = now < self._burst_until
         if self.sampler is not None:
@@ -475,21 +476,20 @@ class Agent:
                 agent.burst_interval_seconds if fast else agent.sampling_interval_seconds
             )
 
-    def _burst_reasons(self) -> Iterator[bool]:
+    def _burst_reasons(self, now: float) -> Iterator[bool]:
         on = self.config.agent.burst_on
         engines = [engine for engine in self.table if engine.ended_at is None]
         detector = self.detector
-        yield "start" in on and any(engine.starting for engine in engines)
+        yield "start" in on and any(engine.is_starting(now) for engine in engines)
         limit = self.config.agent.burst_kv_usage_ratio
-        yield "kv_usage" in on and any(e.watch.kv_usage_ratio > limit for e in engines)
-        yield "preemptions" in on and any(
-            (e.watch.preemptions_per_minute or 0) > 0 for e in engines
-        )
+        pools = [pool for engine in engines for pool in engine.watches.values()]
+        yield "kv_usage" in on and any((pool.kv_usage_ratio or 0) > limit for pool in pools)
+        yield "preemptions" in on and any((pool.preemptions_per_minute or 0) > 0 for pool in pools)
         if detector is not None:
             soonest = detector.headroom_lasts_seconds()
             headroom = self.config.agent.burst_headroom_seconds
             yield "headroom" in on and soonest is not None and soonest < headroom
-            yield "incident" in on and detector.opened_lately(60.0)
+            yield "incident" in on and detector.opened_lately(60.0, now)
 
     # ---------------------------------------------------------------- housekeeping
     def _start_scheduler(self) -> None:

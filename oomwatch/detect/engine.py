@@ -2,30 +2,30 @@
 
 Thresholds follow the taxonomy: a few preemptions a minute are harmless, so their rate counts and
 never the counter of the engine's lifetime; a high pool use alone is good use of memory, so it
-counts only with requests that wait or are preempted.
+counts only with requests that wait or are preempted. A figure that the page lacks is not known:
+then nothing that needs it begins or ends.
 """
 
 from __future__ import annotations
 
-import collections
-from typing import Final
+import dataclasses
+from typing import Any, Final
 
 from oomwatch.config.detection import DetectConfig
 from oomwatch.config.schema import ForecastConfig
-from oomwatch.detect.forecast import Point, forecast
-from oomwatch.detect.levels import Level, Switch
+from oomwatch.detect.levels import Level, Switch, held_families
 from oomwatch.detect.rates import WindowedRate
+from oomwatch.detect.track import Track
 from oomwatch.records import EngineSample, Evidence, Trigger, TriggerKind
 from oomwatch.units import format_count, format_duration
 
 _RATE_SECONDS: Final = 60.0
 _PRESSED_SECONDS: Final = 30.0
 """Queues of a loaded server empty now and then."""
-_LEAST_STILL_SECONDS: Final = 180.0
-"""A long prefill moves no counter for a while; no engine takes three minutes over one chunk."""
-_FORECAST_POINTS: Final = 4096
+_FREE_POOL_RATIO: Final = 0.5
+"""Below this a pool has room for any request that could ever fit."""
 _FORECAST_LEAST_SECONDS: Final = 90.0
-_PROGRESS: Final = ("generation_tokens_total", "prompt_tokens_total", "request_success_total")
+_IDENTITY: Final = frozenset({"at", "engine", "extra"})
 
 
 class EngineWatch:
@@ -34,7 +34,7 @@ class EngineWatch:
     def __init__(self, engine_id: str, rules: DetectConfig, forecasts: ForecastConfig) -> None:
         self.engine_id = engine_id
         self._rules = rules
-        self._forecasts = forecasts
+        self._horizon_seconds = forecasts.kv_horizon_seconds
         full, storm = rules.kv_saturation, rules.preemption_storm
         self._saturation = [
             Switch(Level(name, enter, full.clear_ratio, full.hold_seconds))
@@ -48,24 +48,20 @@ class EngineWatch:
             )
         ]
         self._stuck = Switch(Level("stuck", 1, 1, rules.never_fits.hold_seconds))
-        self._still = Switch(
-            Level("still", 1, 1, max(rules.zombie_engine.hold_seconds, _LEAST_STILL_SECONDS))
-        )
+        self._still = Switch(Level("still", 1, 1, rules.zombie_engine.hold_seconds))
         self._rate = WindowedRate(_RATE_SECONDS)
-        self._progress: tuple[float, ...] | None = None
-        self._usage: collections.deque[Point] = collections.deque(maxlen=_FORECAST_POINTS)
+        self._sample: EngineSample | None = None
+        self._figures: dict[str, float] = {}
+        self._usage = Track(
+            forecasts.window_seconds, _FORECAST_LEAST_SECONDS, forecasts.confidence_ratio
+        )
         self._pressed_at: float | None = None
         self.preemptions_per_minute: float | None = None
 
     @property
-    def busy(self) -> bool:
-        """Whether it is preempting, or its pool is fuller than the level that warns."""
-        return any(switch.on for switch in (*self._saturation, *self._preemption))
-
-    @property
-    def kv_usage_ratio(self) -> float:
-        """The last known use of the pool; 0 if none is known."""
-        return self._usage[-1][1] if self._usage else 0.0
+    def kv_usage_ratio(self) -> float | None:
+        """The last known use of the pool."""
+        return self._usage.last
 
     def held(self, now: float) -> set[str]:
         """Families of incidents whose condition holds, or comes and goes too often to be over."""
@@ -74,43 +70,29 @@ class EngineWatch:
             "stuck_request": (self._stuck,),
             "zombie": (self._still,),
         }
-        rules = self._rules
-        return {
-            name
-            for name, switches in families.items()
-            if any(
-                s.on or s.flaps(now, rules.flap_window_seconds) >= rules.flap_count
-                for s in switches
-            )
-        }
+        return held_families(families, now, self._rules)
 
     def feed(self, sample: EngineSample, now: float) -> list[Trigger]:
         """Take a reading at monotonic time `now`; what it set off."""
         rate = self._rate.feed(now, sample.preemptions_total)
         self.preemptions_per_minute = None if rate is None else rate * 60
         if sample.kv_usage_ratio is not None:
-            self._usage.append((now, sample.kv_usage_ratio))
+            self._usage.add(now, sample.kv_usage_ratio)
+        self._sample = sample
+        before, self._figures = self._figures, _figures(sample)
+        unmoved = before == self._figures
         found = [
             self._saturated(sample, now),
             self._preempting(sample, now),
-            self._never_fits(sample, now),
-            self._zombie(sample, now),
+            self._never_fits(sample, now, unmoved=unmoved),
+            self._zombie(sample, now, unmoved=unmoved),
         ]
         return [trigger for trigger in found if trigger is not None]
 
-    def predict(self, sample: EngineSample) -> Trigger | None:
+    def predict(self, now: float) -> Trigger | None:
         """The pool will be full soon, if it goes on like this. Called every few seconds."""
-        if not self._usage:
-            return None
-        begin = self._usage[-1][0] - self._forecasts.window_seconds
-        window = [point for point in self._usage if point[0] >= begin]
-        ahead = forecast(
-            window,
-            1.0,
-            least_seconds=_FORECAST_LEAST_SECONDS,
-            confidence=self._forecasts.confidence_ratio,
-        )
-        if ahead is None or ahead.eta_seconds > self._forecasts.kv_horizon_seconds:
+        ahead, sample = self._usage.forecast(now, 1.0), self._sample
+        if ahead is None or sample is None or ahead.eta_seconds > self._horizon_seconds:
             return None
         text = (
             f"KV cache {ahead.level:.0%} full and rising: full in "
@@ -168,13 +150,14 @@ class EngineWatch:
             flaps=switch.flaps(now, self._rules.flap_window_seconds),
         )
 
-    def _never_fits(self, sample: EngineSample, now: float) -> Trigger | None:
+    def _never_fits(self, sample: EngineSample, now: float, *, unmoved: bool) -> Trigger | None:
         """Nothing runs, something waits, the pool is free, and nothing moves."""
-        if sample.running is None or sample.waiting is None:
+        usage = sample.kv_usage_ratio
+        if sample.running is None or sample.waiting is None or usage is None:
             value = None
         else:
-            idle = sample.running == 0 and sample.waiting >= 1 and self._unmoved(sample)
-            value = float(idle and (sample.kv_usage_ratio or 0) < 0.5)
+            idle = sample.running == 0 and sample.waiting >= 1 and unmoved
+            value = float(idle and usage < _FREE_POOL_RATIO)
         if self._stuck.feed(now, value) != "entered":
             return None
         text = (
@@ -183,22 +166,20 @@ class EngineWatch:
         )
         return self._trigger("never_fits", sample, text, waiting=sample.waiting)
 
-    def _zombie(self, sample: EngineSample, now: float) -> Trigger | None:
-        """The page answers and says that requests run, but no counter has moved for minutes."""
-        value = (
-            None if sample.running is None else float(sample.running >= 1 and self._unmoved(sample))
-        )
-        self._progress = _progress(sample)
+    def _zombie(self, sample: EngineSample, now: float, *, unmoved: bool) -> Trigger | None:
+        """The page answers and says that requests run, but no figure has moved for minutes.
+
+        All figures count: a long prefill moves no counter of tokens, but it fills the pool.
+        """
+        known = sample.running is not None and sample.generation_tokens_total is not None
+        value = float((sample.running or 0) >= 1 and unmoved) if known else None
         if self._still.feed(now, value) != "entered":
             return None
         text = (
             f"the port answers and {format_count(sample.running)} requests are shown as running, "
-            f"but no token has come for {format_duration(self._still.level.hold_seconds)}"
+            f"but nothing has moved for {format_duration(self._still.level.hold_seconds)}"
         )
         return self._trigger("zombie_engine", sample, text, running=sample.running)
-
-    def _unmoved(self, sample: EngineSample) -> bool:
-        return self._progress is not None and _progress(sample) == self._progress
 
     def _trigger(
         self, kind: TriggerKind, sample: EngineSample, text: str, **values: object
@@ -219,5 +200,13 @@ def _highest(switches: list[Switch], now: float, value: float | None) -> Switch 
     return entered[-1] if entered else None
 
 
-def _progress(sample: EngineSample) -> tuple[float, ...]:
-    return tuple(getattr(sample, name) or 0.0 for name in _PROGRESS)
+def _figures(sample: EngineSample) -> dict[str, float]:
+    """All that a page says, by name."""
+    known: dict[str, Any] = {
+        field.name: getattr(sample, field.name)
+        for field in dataclasses.fields(sample)
+        if field.name not in _IDENTITY
+    }
+    return {
+        name: value for name, value in (known | dict(sample.extra)).items() if value is not None
+    }

@@ -4,6 +4,8 @@ The trend is the median of pairwise slopes (Theil-Sen) over the highest values o
 band the rank interval of the same slopes (Sen 1968): single outliers move neither. Three things
 that look like a leak are none: growth that flattens (a warm-up), teeth of a saw that fell back
 before (normal load), and a slope that noise explains as well.
+
+All of it is relative: neither the unit nor the zero of the values or of the times matters.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ Point = tuple[float, float]
 _SPANS: Final = 40
 _LEAST_SPANS: Final = 8
 _FLATTENED: Final = 0.5
-"""Share of the whole slope that the later part must still have."""
+"""Share of the whole slope that the last third must still have."""
 _FALL: Final = 0.4
 """Share of its rise that a tooth must fall by to count as one."""
 _REACH: Final = 4.0
@@ -39,29 +41,55 @@ class Forecast:
     limit: float
     seen_seconds: float
 
+    def after(self, seconds: float) -> Forecast:
+        """The same, told so much later."""
+        return dataclasses.replace(
+            self,
+            eta_seconds=max(0.0, self.eta_seconds - seconds),
+            eta_low_seconds=max(0.0, self.eta_low_seconds - seconds),
+            eta_high_seconds=max(0.0, self.eta_high_seconds - seconds),
+        )
+
 
 def forecast(
-    points: Sequence[Point], limit: float, *, least_seconds: float, confidence: float = 0.95
+    points: Sequence[Point],
+    limit: float,
+    *,
+    least_seconds: float,
+    confidence: float = 0.95,
+    earlier_peak: float | None = None,
 ) -> Forecast | None:
     """When the values reach `limit`; None without a trend that lasted `least_seconds`.
 
     `points` are (seconds, value) in order of time; values rise towards the limit. The band of the
     slope holds the true one with this `confidence`; a band that reaches zero is no trend.
+    `earlier_peak` is the highest value from before the points, from which it fell back since.
     """
     if len(points) < _LEAST_SPANS or points[-1][1] >= limit:
         return None
     z = statistics.NormalDist().inv_cdf(0.5 + min(max(confidence, 0.5), 0.999) / 2)
     peaks, ramp = _teeth(_tops(points))
-    climbing = _extend(peaks, limit, least_seconds, z, least_points=4)
+    climbing = _extend(peaks, points[-1][0], limit, least_seconds, z, least_points=4)
     if climbing is not None:
         return climbing
-    if peaks and points[-1][1] <= max(value for _, value in peaks):
+    known = [value for _, value in peaks]
+    if earlier_peak is not None:
+        known.append(earlier_peak)
+    if known and points[-1][1] <= max(known):
         return None  # no more than the load has done before
-    return _extend(ramp, limit, least_seconds, z, least_points=_LEAST_SPANS)
+    if _flattens(ramp, limit, z):
+        return None
+    return _extend(ramp, points[-1][0], limit, least_seconds, z, least_points=_LEAST_SPANS)
 
 
 def _extend(
-    basis: Sequence[Point], limit: float, least_seconds: float, z: float, *, least_points: int
+    basis: Sequence[Point],
+    now: float,
+    limit: float,
+    least_seconds: float,
+    z: float,
+    *,
+    least_points: int,
 ) -> Forecast | None:
     """Extend the trend of these points to the limit, if they have one."""
     if len(basis) < least_points:
@@ -72,19 +100,37 @@ def _extend(
     slope, low, high = _slopes(basis, z)
     if low <= 0 or _late_slope(basis) < _FLATTENED * slope:
         return None
-    left = limit - basis[-1][1]
-    eta = left / slope
+    left, since = limit - basis[-1][1], now - basis[-1][0]
+    eta = max(0.0, left / slope - since)
     if eta > _REACH * seen:
         return None
     return Forecast(
         eta_seconds=eta,
-        eta_low_seconds=left / high,
-        eta_high_seconds=left / low,
+        eta_low_seconds=max(0.0, left / high - since),
+        eta_high_seconds=max(0.0, left / low - since),
         slope_per_second=slope,
         level=basis[-1][1],
         limit=limit,
         seen_seconds=seen,
     )
+
+
+def _flattens(ramp: Sequence[Point], limit: float, z: float) -> bool:
+    """Whether growth slows down so much that it ends below the limit.
+
+    What approaches a level loses the same share of its slope in each equal time: the slopes of two
+    halves give the level. Only halves whose bands lie apart count as different.
+    """
+    half = len(ramp) // 2
+    if half < _LEAST_SPANS // 2:
+        return False
+    early, early_low, _ = _slopes(ramp[: half + 1], z)
+    late, _, late_high = _slopes(ramp[-half - 1 :], z)
+    if early <= 0 or late_high >= early_low:
+        return False
+    kept = max(0.0, late / early)
+    risen = ramp[-1][1] - ramp[-half - 1][1]
+    return ramp[-1][1] + risen * kept / (1 - kept) < limit
 
 
 def _tops(points: Sequence[Point]) -> list[Point]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from oomwatch.config.detection import DetectConfig
 from oomwatch.config.schema import ForecastConfig
-from oomwatch.detect.forecast import Point, forecast
-from oomwatch.detect.levels import Level, Switch
+from oomwatch.detect.forecast import Point
+from oomwatch.detect.levels import Level, Switch, held_families
+from oomwatch.detect.track import Track
 from oomwatch.records import Evidence, GpuProcessSample, GpuSample, Trigger, TriggerKind
 from oomwatch.units import MIB, format_bytes, format_duration
 
 _LEAST_HEADROOM: Final = 256 * MIB
-_FORECAST_POINTS: Final = 4096
-_GROWTH_HOLD_SECONDS: Final = 5.0
+_MOST_LEVELS: Final = 1024
+_GROWTH_HOLD_SECONDS: Final = 15.0
+"""Longer than a search for engines takes: one that starts is a neighbour until it is found."""
+_PACE_READINGS: Final = 10
 _FORECAST_LEAST_SECONDS: Final = 300.0
 
 
@@ -25,46 +29,36 @@ class GpuWatch:
     def __init__(self, gpu: int, rules: DetectConfig, forecasts: ForecastConfig) -> None:
         self.gpu = gpu
         self._rules = rules
-        self._forecasts = forecasts
+        self._horizon_seconds = forecasts.gpu_horizon_seconds
         room = rules.gpu_headroom
         self._headroom = [
             Switch(Level(name, -enter, -room.clear_bytes, room.hold_seconds))
             for name, enter in (("warn", room.warn_bytes), ("critical", room.critical_bytes))
         ]
-        self._free: collections.deque[Point] = collections.deque(maxlen=_FORECAST_POINTS)
+        self._used = Track(
+            forecasts.window_seconds, _FORECAST_LEAST_SECONDS, forecasts.confidence_ratio
+        )
         self._orphans: dict[int, Switch] = {}
         self._neighbours: dict[int, tuple[Switch, collections.deque[Point]]] = {}
         self._total_bytes: int | None = None
+        self.lasts_seconds: float | None = None
+        """How long the headroom lasts at the pace of the last readings; None: it does not shrink.
+
+        May be read by any thread.
+        """
 
     def restart(self) -> None:
         """An engine starts or has ended here: what was seen before is no trend."""
-        self._free.clear()
+        self._used.clear()
+        self.lasts_seconds = None
 
     def held(self, now: float) -> set[str]:
         """Families of incidents whose condition holds, or comes and goes too often to be over."""
-        rules = self._rules
-        growing = [switch for switch, _ in self._neighbours.values()]
         families = {
-            "gpu_memory": [*self._headroom, *growing],
+            "gpu_memory": [*self._headroom, *(switch for switch, _ in self._neighbours.values())],
             "orphan": [*self._orphans.values()],
         }
-        return {
-            name
-            for name, switches in families.items()
-            if any(
-                s.on or s.flaps(now, rules.flap_window_seconds) >= rules.flap_count
-                for s in switches
-            )
-        }
-
-    def lasts_seconds(self) -> float | None:
-        """For how long the headroom lasts at the pace of the last readings; None: for ever."""
-        if len(self._free) < 2:
-            return None
-        (then, before), (now, free) = self._free[max(-10, -len(self._free))], self._free[-1]
-        if now <= then or free >= before:
-            return None
-        return free / ((before - free) / (now - then))
+        return held_families(families, now, self._rules)
 
     def feed(
         self,
@@ -72,47 +66,49 @@ class GpuWatch:
         holders: Iterable[GpuProcessSample],
         now: float,
         *,
+        served: bool,
         engine_pids: Collection[int],
         dead: Mapping[int, str],
     ) -> list[Trigger]:
         """Take a sweep at monotonic time `now`.
 
-        `engine_pids` are the processes of engines that live; `dead` are processes left behind,
-        with the id of the engine that is gone.
+        `served`: whether an engine is known to run on this GPU, also where its processes are not
+        seen; `engine_pids` are the processes of engines that live; `dead` are processes left
+        behind, with the id of the engine that is gone.
         """
+        holders = list(holders)
+        served = served or any(holder.pid in engine_pids for holder in holders)
         found: list[Trigger] = []
         if sample is not None and sample.free_bytes is not None:
             free = sample.free_bytes if sample.free_min_bytes is None else sample.free_min_bytes
-            self._free.append((now, free))
-            self._total_bytes = sample.total_bytes
-            if engine_pids:
-                found += self._short(sample, free, now)
-        seen = set()
+            total = sample.total_bytes
+            if total is not None:
+                self._used.add(now, total - free)
+                self._total_bytes = total
+                pace = self._used.pace(_PACE_READINGS)
+                self.lasts_seconds = None if pace is None else free / pace
+            found += self._short(sample, free, now, served=served)
+        orphans, neighbours = set(), set()
         for holder in holders:
-            seen.add(holder.pid)
             if holder.pid in dead:
+                orphans.add(holder.pid)
                 found += self._orphan(holder, dead[holder.pid], now)
-            elif engine_pids and holder.pid not in engine_pids:
+            elif served and holder.pid not in engine_pids:
+                neighbours.add(holder.pid)
                 found += self._neighbour(holder, now)
-        for gone in (set(self._orphans) | set(self._neighbours)) - seen:
-            self._orphans.pop(gone, None)
-            self._neighbours.pop(gone, None)
+        for gone in self._orphans.keys() - orphans:
+            del self._orphans[gone]
+        for gone in self._neighbours.keys() - neighbours:
+            del self._neighbours[gone]
         return found
 
-    def predict(self, at: float) -> Trigger | None:
-        """The headroom will be used up soon, if it goes on like this. Called every few seconds."""
-        if not self._free:
+    def predict(self, at: float, now: float) -> Trigger | None:
+        """The headroom will be used up soon, if it goes on like this. `at` is epoch time."""
+        if self._total_bytes is None:
             return None
-        total = self._total_bytes or max(value for _, value in self._free)
-        begin = self._free[-1][0] - self._forecasts.window_seconds
-        used = [(when, total - value) for when, value in self._free if when >= begin]
-        ahead = forecast(
-            used,
-            total - _LEAST_HEADROOM,
-            least_seconds=_FORECAST_LEAST_SECONDS,
-            confidence=self._forecasts.confidence_ratio,
-        )
-        if ahead is None or ahead.eta_seconds > self._forecasts.gpu_horizon_seconds:
+        total = self._total_bytes
+        ahead = self._used.forecast(now, total - _LEAST_HEADROOM)
+        if ahead is None or ahead.eta_seconds > self._horizon_seconds:
             return None
         text = (
             f"GPU {self.gpu}: {format_bytes(total - ahead.level)} free and falling by "
@@ -131,8 +127,9 @@ class GpuWatch:
             slope_bytes_per_second=ahead.slope_per_second,
         )
 
-    def _short(self, sample: GpuSample, free: int, now: float) -> list[Trigger]:
-        entered = [s for s in self._headroom if s.feed(now, -free) == "entered"]
+    def _short(self, sample: GpuSample, free: int, now: float, *, served: bool) -> list[Trigger]:
+        value = -free if served else -math.inf  # memory that no engine needs is never short
+        entered = [s for s in self._headroom if s.feed(now, value) == "entered"]
         if not entered:
             return []
         text = (
@@ -174,7 +171,7 @@ class GpuWatch:
             holder.pid,
             (
                 Switch(Level("growth", least, least / 2, _GROWTH_HOLD_SECONDS)),
-                collections.deque(maxlen=_FORECAST_POINTS),
+                collections.deque(maxlen=_MOST_LEVELS),
             ),
         )
         levels.append((now, holder.used_bytes))

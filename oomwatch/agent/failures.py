@@ -1,0 +1,233 @@
+"""Failures of engines: what their logs say, and how their processes ended.
+
+Failures are told by the judge itself, on the lines that are kept of a followed log: telling lines
+only say when to ask it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from oomwatch.agent.engines import EngineTable, WatchedEngine, is_abnormal
+from oomwatch.agent.explain import as_json
+from oomwatch.agent.messages import ProcessEnded
+from oomwatch.records import Diagnosis, EngineExit, Evidence, Finding, Trigger, TriggerKind
+from oomwatch.sources.lifecycle import Ended
+
+_LOG = logging.getLogger(__name__)
+
+_SETTLE_SECONDS: Final = 0.3
+"""A traceback is written in one go; ranks write theirs within a moment."""
+_END_SECONDS: Final = 0.6
+"""The last lines of a process come a moment after its end."""
+_QUIET_SECONDS: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
+"""Between two judgements of a log that tells nothing new, time and again."""
+_OLD_SECONDS: Final = 600.0
+_MOST_TOLD: Final = 256
+_NEEDED: Final = frozenset({"server", "api", "engine", "worker"})
+"""Roles of processes that an engine cannot do without."""
+CALM: Final = frozenset({"shutdown_requested", "bounded_warmup_growth", "request_too_long"})
+"""What happens to a healthy server: no incident."""
+
+Raise = Callable[[Trigger, float, dict[str, Any] | None], None]
+"""What takes a trigger, seen at a monotonic time, with the diagnosis if there is one already."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Log:
+    """When to judge an engine's log next, and what was told already."""
+
+    due: float | None = None
+    judged: float = float("-inf")
+    quiet: int = 0
+    told: dict[tuple[Any, ...], None] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(slots=True)
+class _End:
+    """Processes of one start that ended, to be judged together."""
+
+    engine: WatchedEngine
+    due: float
+    exits: list[tuple[EngineExit, int]] = dataclasses.field(default_factory=list)
+    """Of those that the engine cannot do without, but for the server itself."""
+
+
+class Failures:
+    """All of it belongs to the detector's thread."""
+
+    def __init__(
+        self,
+        table: EngineTable,
+        explain: Callable[[list[WatchedEngine]], Diagnosis],
+        raise_trigger: Raise,
+        is_failing: Callable[[str], bool],
+        *,
+        wall: Callable[[], float],
+        started_at: float,
+    ) -> None:
+        """`is_failing`: whether a failure of an engine is not over.
+
+        `wall` is the clock of epoch time, `started_at` when the agent was started by it.
+        """
+        self._table = table
+        self._explain = explain
+        self._raise = raise_trigger
+        self._is_failing = is_failing
+        self._wall = wall
+        self._started_at = started_at
+        self._logs: dict[str, _Log] = collections.defaultdict(_Log)
+        self._ends: dict[int, _End] = {}
+
+    # ---------------------------------------------------------------- what happened
+    def telling_lines(self, engine_id: str, now: float) -> None:
+        """Telling lines came in a log of an engine: judge it soon."""
+        log = self._logs[engine_id]
+        wait = _QUIET_SECONDS[min(log.quiet, len(_QUIET_SECONDS)) - 1] if log.quiet else 0.0
+        due = max(now + _SETTLE_SECONDS, log.judged + wait)
+        log.due = due if log.due is None else min(log.due, due)
+
+    def ended(self, engine: WatchedEngine, message: ProcessEnded) -> None:
+        """A process of this start of an engine has ended."""
+        ended = message.ended
+        end = EngineExit(
+            engine=engine.id,
+            where=_place(ended),
+            at=ended.at,
+            exit_code=ended.exit_code,
+            signal=ended.signal,
+            oom_killed=ended.oom_killed,
+            detail=ended.detail,
+        )
+        engine.exits.append(end)
+        is_root = ended.pid == engine.root[0]
+        failed = bool(ended.oom_killed) or is_abnormal(end)
+        if is_root:
+            engine.ended_at = ended.at
+        elif failed and ended.role in _NEEDED:
+            engine.crippled = True
+        judged = self._judge_soon(engine, message.now)
+        if ended.oom_killed:
+            trigger = self._exit_trigger("cgroup_oom", engine, end, ended.pid)
+            self._raise(trigger, message.now, None)
+        elif not is_root and engine.crippled and failed:
+            judged.exits.append((end, ended.pid))
+
+    def gone(self, engine: WatchedEngine, at: float, now: float) -> None:
+        """A search does not find this start any more; nobody saw it end."""
+        if engine.ended_at is None and engine.found.members:
+            engine.ended_at = at
+            self._judge_soon(engine, now)
+
+    def _judge_soon(self, engine: WatchedEngine, now: float) -> _End:
+        return self._ends.setdefault(id(engine), _End(engine, now + _END_SECONDS))
+
+    # ---------------------------------------------------------------- what is due
+    def tick(self, now: float) -> None:
+        """Judge what is due."""
+        for engine_id, log in list(self._logs.items()):
+            if log.due is not None and log.due <= now:
+                log.due = None
+                self._judge_log(engine_id, log, now)
+        for key, end in list(self._ends.items()):
+            if end.due <= now:
+                del self._ends[key]
+                self._judge_end(end, now)
+
+    def _judge_log(self, engine_id: str, log: _Log, now: float) -> None:
+        """Ask the judge whether the telling lines tell of a failure that is new."""
+        engine = self._table.get(engine_id)
+        if engine is None:
+            del self._logs[engine_id]
+            return
+        log.judged = now
+        diagnosis = self._explain([engine])
+        _LOG.debug("%s judged: %s", engine_id, diagnosis.verdict)
+        fresh = self._fresh(engine, diagnosis)
+        log.quiet = 0 if fresh else log.quiet + 1
+        for place, finding in reversed(fresh):  # oldest first
+            self._tell(engine, diagnosis, place, finding, now)
+
+    def _fresh(self, engine: WatchedEngine, diagnosis: Diagnosis) -> list[tuple[int, Finding]]:
+        """Failures that were not told yet and are not from before our time; newest first."""
+        told = self._logs[engine.id].told
+        fresh = []
+        for place, incident in enumerate(diagnosis.incidents):
+            finding = incident.finding
+            where = finding.evidence[0].where if finding.evidence else ""
+            key = (finding.cause, where, finding.at)
+            if key in told:
+                continue
+            told[key] = None
+            if len(told) > _MOST_TOLD:
+                del told[next(iter(told))]
+            old = finding.at is not None and finding.at < self._started_at - _OLD_SECONDS
+            if finding.cause not in CALM and not old:
+                fresh.append((place, finding))
+        return fresh
+
+    def _tell(
+        self, engine: WatchedEngine, diagnosis: Diagnosis, place: int, finding: Finding, now: float
+    ) -> None:
+        trigger = Trigger(
+            "log_failure",
+            plausible_time(finding.at, self._wall()),
+            engine.id,
+            text=finding.summary,
+            values={"cause": finding.cause, "class": finding.cls},
+            evidence=finding.evidence[:8],
+        )
+        self._raise(trigger, now, as_json(diagnosis, only=place))
+
+    def _judge_end(self, end: _End, now: float) -> None:
+        """Whether the engine failed, or did as it was asked."""
+        engine = end.engine
+        diagnosis = self._explain([engine])
+        fresh = self._fresh(engine, diagnosis)
+        for place, finding in reversed(fresh):
+            self._tell(engine, diagnosis, place, finding, now)
+        lead = diagnosis.incidents[0].finding if diagnosis.incidents else None
+        calm = lead is not None and lead.cause in CALM
+        told = as_json(diagnosis, only=0) if lead is not None and not calm else None
+        if not calm or self._is_failing(engine.id):
+            for one, pid in end.exits:
+                self._raise(self._exit_trigger("process_exit", engine, one, pid), now, told)
+        if engine.ended_at is None or engine.settled:
+            return
+        engine.settled = True
+        pid = engine.root[0]
+        last = next(
+            (one for one in engine.exits if one.where.startswith(f"process {pid} ")),
+            EngineExit(engine.id, f"process {pid}", at=engine.ended_at),
+        )
+        is_known = last.exit_code is not None or last.signal is not None
+        clean = calm or (is_known and not is_abnormal(last))
+        if not clean or self._is_failing(engine.id):
+            self._raise(self._exit_trigger("process_exit", engine, last, pid), now, told)
+
+    def _exit_trigger(
+        self, kind: TriggerKind, engine: WatchedEngine, end: EngineExit, pid: int
+    ) -> Trigger:
+        text = f"{end.where} of {engine.id} ended"
+        if end.oom_killed:
+            text += ": the kernel killed it for memory"
+        elif end.signal is not None:
+            text += f" by signal {end.signal}"
+        elif end.exit_code is not None:
+            text += f" with status {end.exit_code}"
+        at = plausible_time(end.at, self._wall())
+        evidence = (Evidence("process", end.where, at=at, text=text),)
+        return Trigger(kind, at, engine.id, pid=pid, text=text, evidence=evidence)
+
+
+def plausible_time(at: float | None, wall: float) -> float:
+    """The time of something that was just read; now, if its clock is that of another zone."""
+    return at if at is not None and wall - _OLD_SECONDS <= at <= wall + 1 else wall
+
+
+def _place(ended: Ended) -> str:
+    return f"process {ended.pid} ({ended.name or ended.role or 'engine'})"
