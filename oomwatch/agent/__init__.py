@@ -3,6 +3,10 @@
 ``engines``   which engines run, and what is kept of each
 ``messages``  what threads hand to the detector
 ``explain``   an incident's diagnosis, from the store and the followed logs
+``conditions`` readings to triggers
+``failures``  what logs say, and how processes ended
 ``detector``  the one thread that judges: triggers, incidents, explanations
+``feeds``     what is read all the time: GPUs, pages, host, kernel
+``following`` which engines run, and all that follows them
 ``service``   all threads, signals, readiness, the watchdog
 """

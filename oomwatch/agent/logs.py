@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from oomwatch.agent.engines import WatchedEngine
@@ -23,6 +23,8 @@ _LOG = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 0.2
 _SAVE_SECONDS: Final = 2.0
+_KEEP_SECONDS: Final = 900.0
+"""A keeper that backs off starts an engine anew after minutes: its log is followed for so long."""
 _MAX_EXCERPT_LINES: Final = 200
 """Telling lines of one look that are stored; a flood of them says the same."""
 
@@ -43,6 +45,8 @@ class _Followed:
     engine_id: str
     trouble: str | None = None
     saved: Mapping[str, Any] | None = None
+    alone_since: float | None = None
+    """Since when no engine that runs writes it."""
 
 
 class LogFollowers:
@@ -58,7 +62,7 @@ class LogFollowers:
         self._sources = sources
         self._sink = sink
         self._on_telling = on_telling
-        self._positions = positions or {}
+        self._positions = dict(positions or {})
         self._lock = threading.Lock()
         self._followed: dict[str, _Followed] = {}
         self._save_at = 0.0
@@ -87,7 +91,7 @@ class LogFollowers:
                     known = self._followed[place] = _Followed(tail, engine.id)
                 else:
                     follower.close()
-                known.engine_id = engine.id
+                known.engine_id, known.alone_since = engine.id, None
             if known.tail not in engine.tails:
                 engine.tails.append(known.tail)
         return reasons if not engine.tails else []
@@ -122,14 +126,32 @@ class LogFollowers:
             if not self._sources.containers or program is None:
                 return "its container's log cannot be read", None, 0
             saved = self._positions.get(place)
-            return place, follow_container(location.name, saved, program=program), 0
+            return place, follow_container(location.name, saved, since=since, program=program), 0
         return location.reason or "its output goes where it cannot be read back", None, 0
+
+    def keep(self, engine_ids: Collection[str]) -> None:
+        """Follow the logs of these engines; those of others only for a while."""
+        now = time.monotonic()
+        with self._lock:
+            for one in self._followed.values():
+                if one.engine_id in engine_ids:
+                    one.alone_since = None
+                elif one.alone_since is None:
+                    one.alone_since = now
+
+    def _let_go(self, now: float) -> None:
+        with self._lock:
+            for place, one in list(self._followed.items()):
+                if one.alone_since is not None and now - one.alone_since > _KEEP_SECONDS:
+                    del self._followed[place]
+                    one.tail.follower.close()
 
     def look(self) -> None:
         """Read what is new in every log."""
+        now = time.monotonic()
+        self._let_go(now)
         with self._lock:
             followed = list(self._followed.items())
-        now = time.monotonic()
         saving = now >= self._save_at
         if saving:
             self._save_at = now + _SAVE_SECONDS
@@ -138,11 +160,12 @@ class LogFollowers:
         self.looked_at = now
 
     def _look_at(self, place: str, one: _Followed, *, saving: bool) -> None:
+        lines: list[LogLine] = []
         try:
-            lines = list(one.tail.poll())
+            lines.extend(one.tail.poll())  # what came before an error stays
             trouble = one.tail.follower.missed
         except Exception as error:  # noqa: BLE001 - one broken log must not stop the others
-            lines, trouble = [], str(error)
+            trouble = str(error)
         if trouble != one.trouble:
             one.trouble = trouble
             if trouble:
@@ -160,7 +183,7 @@ class LogFollowers:
             return
         value = position.to_json() if isinstance(position, FilePosition) else position
         if value != one.saved:
-            one.saved = value
+            one.saved = self._positions[place] = value
             self._sink.save_position(place, value)
 
     def troubles(self) -> dict[str, str]:

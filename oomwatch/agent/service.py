@@ -21,36 +21,17 @@ from typing import Any, Final
 
 from oomwatch import __version__, sdnotify
 from oomwatch.agent.detector import Detector
-from oomwatch.agent.engines import EngineTable, WatchedEngine
+from oomwatch.agent.engines import EngineTable
 from oomwatch.agent.explain import Explainer
+from oomwatch.agent.feeds import Feeds
+from oomwatch.agent.following import Following
 from oomwatch.agent.logs import LogFollowers
-from oomwatch.agent.messages import (
-    Discovered,
-    GpusSwept,
-    HostRead,
-    KernelSaid,
-    Mailbox,
-    PageRead,
-    ProcessEnded,
-    Reconfigured,
-    Seen,
-    TellingLines,
-)
-from oomwatch.agent.named import apply_names, headers_of
+from oomwatch.agent.messages import Discovered, Mailbox, Reconfigured, TellingLines
 from oomwatch.config import Config, ConfigError, Loaded, load_config
 from oomwatch.config.secrets import store_address
-from oomwatch.detect.gpu import silent
 from oomwatch.detect.incidents import IncidentBook
-from oomwatch.discovery import discover
 from oomwatch.errors import OomwatchError
-from oomwatch.records import EngineSample, KernelEvent, ProcessSample, Series, StoredIncident
-from oomwatch.sources.cgroup import parse_proc_cgroup
-from oomwatch.sources.kernel_follow import follow_kernel
-from oomwatch.sources.lifecycle import ExitWatch, MemoryEvents
-from oomwatch.sources.nvml import NvmlReading
-from oomwatch.sources.procfs import read_host, read_process
-from oomwatch.sources.sampler import GpuSampler
-from oomwatch.sources.scrape import Scraper
+from oomwatch.records import Series, StoredIncident
 from oomwatch.store.database import open_reader
 from oomwatch.store.incidents import list_incidents
 from oomwatch.store.location import parse_store
@@ -65,21 +46,10 @@ _MAIN_SECONDS: Final = 0.5
 _STATUS_SECONDS: Final = 10.0
 _ALIVE_SECONDS: Final = 30.0
 """A thread that has not come round for so long is stuck: then systemd is told nothing."""
-_HOST_SECONDS: Final = 1.0
-_MEMBER_SECONDS: Final = 5.0
-"""A look at a process costs as much as one at a GPU, and host memory grows slowly."""
-_SURE_SEARCHES: Final = 3
-_SELDOM: Final = 6
+_KNOWN_SECONDS: Final = 86_400.0
+_MOST_KNOWN: Final = 256
+"""Incidents of the last day, and all that are open, are known again after a restart."""
 _END_SECONDS: Final = 1.5
-
-
-@dataclasses.dataclass(slots=True)
-class Beats:
-    """When each thread came round last, in monotonic seconds."""
-
-    detector: float = 0.0
-    gpus: float = 0.0
-    host: float = 0.0
 
 
 class Agent:
@@ -94,20 +64,10 @@ class Agent:
         self.host = host or socket.gethostname()
         self.address = store_address(self.config)
         self._stop = threading.Event()
-        self._wake = threading.Event()
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self.beats = Beats()
         self._threads: list[threading.Thread] = []
-        self._scrapers: dict[str, tuple[str, Scraper]] = {}
-        """By engine: the address and who reads it."""
-        self._discover_now = threading.Event()
         self._burst_until = 0.0
-        self._processes: set[str] = set()
-        self._unchanged = 0
-        self._silent_told = False
-        self._outcome = ""
-        self.last_reading: NvmlReading | None = None
-        self._store_status: StoreStatus | None = None
+        self._detected_at = 0.0
         store = self.config.store
         self.writer = StoreWriter(
             self.address,
@@ -127,11 +87,9 @@ class Agent:
         )
         self.mailbox = Mailbox(self.config.agent.queue_size)
         self.table = EngineTable()
-        self.memory_events = MemoryEvents()
-        self.exits = ExitWatch(self.memory_events)
-        self.sampler: GpuSampler | None = None
-        self.logs: LogFollowers | None = None
+        self.feeds = Feeds(self.config, self.table, self.writer, self.mailbox, self._stop)
         self.detector: Detector | None = None
+        self.following: Following | None = None
 
     # ---------------------------------------------------------------- life
     def start(self) -> None:
@@ -145,22 +103,29 @@ class Agent:
         self.writer.start()
         known, positions = self._read_store()
         explainer = Explainer(self.host, self._read_window)
-        book = IncidentBook(self.host, self.config.incidents, known, now=time.monotonic())
-        self.detector = Detector(self.config, self.table, explainer, self.writer, book)
-        self.logs = LogFollowers(self.config.sources, self.writer, self._telling_lines, positions)
+        now = time.monotonic()
+        book = IncidentBook(self.host, self.config.incidents, known, now=now)
+        detector = self.detector = Detector(self.config, self.table, explainer, self.writer, book)
+        logs = LogFollowers(self.config.sources, self.writer, self._telling_lines, positions)
+        following = self.following = Following(
+            self.config,
+            self.table,
+            self.mailbox,
+            logs,
+            on_page=self.feeds.on_page,
+            last_reading=lambda: self.feeds.last_reading,
+            stop=self._stop,
+        )
         if self.config.sources.nvml:
-            self.sampler = GpuSampler(
-                self._on_sweep, interval_seconds=self.config.agent.sampling_interval_seconds
-            )
-            self.sampler.start()
-        self._thread("detector", self._detect)
-        self._thread("host", self._watch_host)
-        self._thread("logs", self._run_logs)
-        self._thread("exits", self._watch_exits)
+            self.feeds.start_sampler()
+        self._thread("detector", lambda: self._detect(detector))
+        self._thread("host", self.feeds.watch_host)
+        self._thread("logs", lambda: logs.run(self._stop))
+        self._thread("exits", following.watch_exits)
         if self.config.sources.kernel:
-            self._thread("kernel", self._watch_kernel)
+            self._thread("kernel", self.feeds.watch_kernel)
         if self.config.discovery.enabled or self.config.engines:
-            self._thread("discovery", self._search)
+            self._thread("discovery", following.search)
         self._start_scheduler()
 
     def run(self) -> int:
@@ -174,12 +139,10 @@ class Agent:
         interval = sdnotify.watchdog_interval()
         next_ping = next_status = 0.0
         while not self._stop.is_set():
-            self._wake.wait(_MAIN_SECONDS)
-            self._wake.clear()
-            self._take_signals()
+            self._take_signal()
             now = time.monotonic()
             self._set_rate(now)
-            self._check_driver(now)
+            self.feeds.check_driver(now)
             if interval is not None and now >= next_ping and not self.stuck(now):
                 next_ping = now + interval
                 sdnotify.watchdog()
@@ -194,18 +157,16 @@ class Agent:
         sdnotify.stopping("writing what is left")
         self._stop.set()
         deadline = time.monotonic() + _END_SECONDS
-        for _, scraper in list(self._scrapers.values()):
-            scraper.stop()
-        if self.sampler is not None:
-            self.sampler.stop()
-        self.exits.close()
+        if self.following is not None:
+            self.following.close()
+        if self.feeds.sampler is not None:
+            self.feeds.sampler.stop()
         with contextlib.suppress(Exception):
             self._scheduler.shutdown(wait=False)
         for thread in self._threads:
             thread.join(max(0.05, min(0.5, deadline - time.monotonic())))
         if not self.writer.stop(max(0.3, deadline - time.monotonic())):
             _LOG.error("the store did not take everything; %s", self.writer.status)
-        self.memory_events.close()
 
     def _thread(self, name: str, work: Callable[[], None]) -> None:
         def guarded() -> None:
@@ -224,17 +185,19 @@ class Agent:
 
     # ---------------------------------------------------------------- signals
     def _on_signal(self, number: int, _frame: object) -> None:
-        self._signals.put(number)
-        self._wake.set()
+        self._signals.put(number)  # the one queue that a signal may interrupt in any state
 
-    def _take_signals(self) -> None:
-        while not self._signals.empty():
-            number = self._signals.get()
-            if number == signal.SIGHUP:
-                self.reload()
-            else:
-                _LOG.info("%s: ending", signal.Signals(number).name)
-                self._stop.set()
+    def _take_signal(self) -> None:
+        """Wait for a signal, for a moment."""
+        try:
+            number = self._signals.get(timeout=_MAIN_SECONDS)
+        except queue.Empty:
+            return
+        if number == signal.SIGHUP:
+            self.reload()
+        else:
+            _LOG.info("%s: ending", signal.Signals(number).name)
+            self._stop.set()
 
     def reload(self) -> bool:
         """Read the configuration anew and use it; keep the old one if it is wrong."""
@@ -249,11 +212,10 @@ class Agent:
         if loaded.config.store != self.config.store:
             _LOG.warning("[store] has changed: that takes effect with the next start")
         self.config = dataclasses.replace(loaded.config, store=self.config.store)
+        self.feeds.config = self.config
         self.mailbox.put(Reconfigured(time.monotonic(), self.config))
-        if self.logs is not None:
-            self.logs.reconfigure(self.config.sources)
-        for _, scraper in list(self._scrapers.values()):
-            scraper.interval_seconds = self.config.agent.scrape_interval_seconds
+        if self.following is not None:
+            self.following.reconfigure(self.config)
         _LOG.info("the configuration was read anew")
         sdnotify.ready(self.status_line())
         return True
@@ -262,12 +224,12 @@ class Agent:
     def _read_store(self) -> tuple[list[StoredIncident], dict[str, dict[str, Any]]]:
         try:
             with open_reader(parse_store(self.address)) as connection:
-                lately = time.time() - 86_400
-                incidents = [
-                    i
-                    for i in list_incidents(connection, since=lately)
-                    if i.host in {None, self.host}
-                ]
+                lately = time.time() - _KNOWN_SECONDS
+                known = (
+                    *list_incidents(connection, state="open", limit=_MOST_KNOWN),
+                    *list_incidents(connection, since=lately, limit=_MOST_KNOWN),
+                )
+                incidents = [i for i in known if i.host in {None, self.host}]
                 return incidents, read_positions(connection, self.host)
         except OomwatchError as error:
             _LOG.warning("what was stored before cannot be read: %s", error)
@@ -279,170 +241,15 @@ class Agent:
             return read_window(connection, begin, end, host=self.host, step=0)
 
     def _on_store(self, status: StoreStatus) -> None:
-        self._store_status = status
         if status.notice:
             log = _LOG.info if status.mode == "ok" else _LOG.error
             log("store: %s", status.notice)
 
-    # ---------------------------------------------------------------- sources
-    def _on_sweep(self, reading: NvmlReading, now: float) -> None:
-        self.last_reading = reading
-        self.beats.gpus = now
-        if reading.outcome != self._outcome:
-            self._outcome = reading.outcome
-            log = _LOG.info if reading.outcome in {"ok", "no_driver"} else _LOG.warning
-            log("NVIDIA driver: %s", reading.detail or reading.outcome)
-        self.writer.put((*reading.samples, *reading.processes))
-        lost = {
-            gpu.sample.gpu: gpu.note or "the driver does not reach it"
-            for gpu in reading.gpus
-            if gpu.outcome == "gpu_lost"
-        }
-        self.mailbox.put(GpusSwept(now, reading.samples, reading.processes, lost))
-
-    def _on_page(
-        self, engine_id: str, samples: tuple[EngineSample, ...], now: float, _latency: float
-    ) -> None:
-        # One start is one engine: the label of its first one is its id; others stay apart.
-        named = tuple(
-            dataclasses.replace(
-                sample, engine=engine_id if index == 0 else f"{engine_id}/{sample.engine}"
-            )
-            for index, sample in enumerate(samples)
-        )
-        self.writer.put(named)
-        self.mailbox.put(PageRead(now, engine_id, named))
-
+    # ---------------------------------------------------------------- detection
     def _telling_lines(self, engine_id: str) -> None:
         self.mailbox.put(TellingLines(time.monotonic(), engine_id))
 
-    def _run_logs(self) -> None:
-        assert self.logs is not None  # noqa: S101 - started after it
-        self.logs.run(self._stop)
-
-    def _watch_host(self) -> None:
-        """Memory of the host once a second, of the engines' processes less often."""
-        due = members_due = time.monotonic()
-        while not self._stop.wait(max(0.0, due - time.monotonic())):
-            now, at = time.monotonic(), time.time()
-            due = max(due + _HOST_SECONDS, now)
-            if self.config.sources.procfs:
-                sample = read_host(at=at)
-                self.writer.put((sample, *(self._members(at) if now >= members_due else ())))
-                self.mailbox.put(HostRead(now, sample))
-            if now >= members_due:
-                members_due = now + (_HOST_SECONDS if now < self._burst_until else _MEMBER_SECONDS)
-            self.beats.host = now
-
-    def _members(self, at: float) -> list[ProcessSample]:
-        """The processes of the engines."""
-        return [
-            process.sample(at)
-            for engine in self.table
-            for member in engine.found.members
-            if (process := read_process(member.process.pid)) is not None
-            and process.start_ticks == member.process.start_ticks
-        ]
-
-    def _watch_exits(self) -> None:
-        while not self._stop.is_set():
-            for ended in self.exits.wait(1.0):
-                self.mailbox.put(ProcessEnded(time.monotonic(), ended))
-                self._discover_now.set()
-
-    def _watch_kernel(self) -> None:
-        try:
-            for event in follow_kernel(self._stop):
-                self._on_kernel(event)
-        except OomwatchError as error:
-            _LOG.warning("kernel log: %s", error)
-
-    def _on_kernel(self, event: KernelEvent) -> None:
-        self.writer.put_events([event])
-        self.mailbox.put(KernelSaid(time.monotonic(), event))
-
-    # ---------------------------------------------------------------- engines
-    def _search(self) -> None:
-        """Search for engines now and then, and at once when one has ended."""
-        while not self._stop.is_set():
-            self._discover()
-            self._discover_now.wait(self.config.discovery.interval_seconds)
-            if self._discover_now.is_set():
-                self._discover_now.clear()
-                self._stop.wait(1.0)  # its keeper takes a moment to start it again
-
-    def _discover(self) -> None:
-        """Search; seldom while the host has the same processes as at the searches before."""
-        running = {name for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208 - names
-        same = running <= self._processes and not any(engine.broken for engine in self.table)
-        self._unchanged = self._unchanged + 1 if same else 0
-        self._processes = running
-        # A launcher becomes the server without a new process: a few searches are made all the same.
-        if self._unchanged > _SURE_SEARCHES and self._unchanged % _SELDOM:
-            return
-        found = apply_names(self.config, discover(nvml=self.last_reading))
-        before = {id(engine) for engine in self.table}
-        done = threading.Event()
-        self.mailbox.put(Discovered(time.monotonic(), found, done))
-        done.wait(5.0)
-        for engine in self.table:
-            if id(engine) not in before or not engine.tails:
-                self._attach(engine)
-        ids = {engine.id for engine in self.table}
-        for gone in set(self._scrapers) - ids:
-            self._scrapers.pop(gone)[1].stop()
-
-    def _attach(self, engine: WatchedEngine) -> None:
-        """Follow everything an engine has."""
-        assert self.logs is not None  # noqa: S101 - started after it
-        for member in engine.found.members:
-            process = member.process
-            if process.start_ticks is not None:
-                self.exits.watch(
-                    process.pid,
-                    process.start_ticks,
-                    engine.id,
-                    name=process.comm,
-                    role=member.role,
-                )
-            if self.config.sources.cgroup:
-                self._watch_cgroup(process.pid)
-        for reason in self.logs.attach(engine):
-            _LOG.warning("%s: no log: %s", engine.id, reason)
-        url = engine.found.recorded.metrics_url
-        known = self._scrapers.get(engine.id)
-        if known is not None and known[0] != url:
-            self._scrapers.pop(engine.id)[1].stop()
-            known = None
-        if url is None or known is not None or not self.config.sources.metrics:
-            return
-        try:
-            headers, ca_file = headers_of(self.config, engine.id)
-        except ConfigError as error:
-            _LOG.error("%s: no metrics: %s", engine.id, error)
-            return
-        scraper = Scraper(
-            engine.id,
-            url,
-            self._on_page,
-            headers=headers,
-            ca_file=ca_file,
-            interval_seconds=self.config.agent.scrape_interval_seconds,
-            answer_seconds=self.config.agent.scrape_timeout_seconds,
-        )
-        self._scrapers[engine.id] = (url, scraper)
-        scraper.start()
-
-    def _watch_cgroup(self, pid: int) -> None:
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:  # noqa: PTH123 - hot path
-                paths = parse_proc_cgroup(file.read())
-            self.memory_events.watch(paths)
-
-    # ---------------------------------------------------------------- detection
-    def _detect(self) -> None:
-        detector = self.detector
-        assert detector is not None  # noqa: S101 - started after it
+    def _detect(self, detector: Detector) -> None:
         tick_due = 0.0
         while not self._stop.is_set():
             message = self.mailbox.take(_TICK_SECONDS)
@@ -454,27 +261,14 @@ class Agent:
             if now >= tick_due:
                 tick_due = now + _TICK_SECONDS
                 detector.tick(now)
-            self.beats.detector = now
-
-    def _check_driver(self, now: float) -> None:
-        """A driver call that does not come back is a finding, not a fault of ours."""
-        seconds = self.sampler.silent_seconds if self.sampler is not None else 0.0
-        if seconds < self.config.detect.driver_unresponsive.after_seconds:
-            self._silent_told = False
-        elif not self._silent_told:
-            self._silent_told = True
-            self.mailbox.put(Seen(now, silent(time.time(), seconds)))
+            self._detected_at = now
 
     def _set_rate(self, now: float) -> None:
         """Look more often while something happens that is over in a moment."""
         agent = self.config.agent
         if any(self._burst_reasons(now)):
             self._burst_until = now + agent.burst_hold_seconds
-        fast = now < self._burst_until
-        if self.sampler is not None:
-            self.sampler.interval_seconds = (
-                agent.burst_interval_seconds if fast else agent.sampling_interval_seconds
-            )
+        self.feeds.set_rate(fast=now < self._burst_until)
 
     def _burst_reasons(self, now: float) -> Iterator[bool]:
         on = self.config.agent.burst_on
@@ -518,21 +312,23 @@ class Agent:
         """Ready means that everything was tried once, not that it succeeded."""
         deadline = time.monotonic() + 5.0
         while time.monotonic() < deadline and not self._stop.is_set():
-            swept = self.sampler is None or self.beats.gpus or self.sampler.silent_seconds > 1
-            if swept and self.beats.detector and self.beats.host:
+            feeds, sampler = self.feeds, self.feeds.sampler
+            swept = sampler is None or feeds.swept_at or sampler.silent_seconds > 1
+            if swept and self._detected_at and feeds.host_read_at:
                 return
             time.sleep(0.05)
 
     def stuck(self, now: float) -> list[str]:
         """Threads that have not come round; a hung driver call is no fault of the agent's."""
         writer = self.writer.status.last_tick_monotonic or 0.0
-        beats = {"detector": self.beats.detector, "host": self.beats.host, "writer": writer}
-        return [name for name, at in beats.items() if at and now - at > _ALIVE_SECONDS]
+        rounds = {"detector": self._detected_at, "host": self.feeds.host_read_at, "writer": writer}
+        return [name for name, at in rounds.items() if at and now - at > _ALIVE_SECONDS]
 
     def status_line(self) -> str:
         """One line about everything: engines, GPUs, incidents, the store, what was lost."""
         engines = [engine.id for engine in self.table if engine.ended_at is None]
-        gpus = len(self.last_reading.gpus) if self.last_reading is not None else 0
+        reading = self.feeds.last_reading
+        gpus = len(reading.gpus) if reading is not None else 0
         parts = [
             f"{len(engines)} engine(s)" + (f" ({', '.join(engines[:4])})" if engines else ""),
             f"{gpus} GPU(s)",
@@ -545,7 +341,7 @@ class Agent:
         lost = status.dropped_samples_total + status.dropped_events_total
         if lost or self.mailbox.dropped_total:
             parts.append(f"{lost + self.mailbox.dropped_total} records dropped")
-        if self._silent_told:
+        if self.feeds.driver_silent:
             parts.append("DRIVER SILENT")
         return ", ".join(parts)
 

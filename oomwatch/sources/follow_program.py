@@ -8,6 +8,7 @@ the container's runtime puts before each line.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import re
 import subprocess
@@ -18,10 +19,16 @@ from typing import Any, Final
 from oomwatch.sources.follow import READ_BYTES, Chunk
 
 _MAX_PARTIAL: Final = 1 << 20
+_LAST_BYTES: Final = 64 << 10
+"""Of a block, the part that the last place is looked for in."""
 _RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
-CURSOR: Final = re.compile(rb'"_CURSOR"\s*:\s*"([^"\\]{1,512})"')
-_STAMP: Final = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)")
+CURSOR: Final = re.compile(rb'"__CURSOR"\s*:\s*"([^"\\]{1,512})"')
+_STAMP: Final = re.compile(
+    rb"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)(?= |$)", re.MULTILINE
+)
 
+Moment = tuple[float, int]
+"""Epoch seconds and nanoseconds."""
 Command = Callable[[str | None], Sequence[str]]
 """The command line that goes on after a place; None: from the beginning that is wanted."""
 
@@ -41,7 +48,8 @@ class ProgramFollower:
         self._number = 1
         self._failures = 0
         self._retry_at = 0.0
-        self._skip_until_after: str | None = None
+        self._known: Moment | None = None
+        """The place until which lines are not new."""
         self.missed: str | None = None
         """Why nothing can be read, or lines may be missing."""
 
@@ -62,13 +70,10 @@ class ProgramFollower:
             except BlockingIOError:
                 return
             if not data:
-                self._ended(now)
+                yield from self._ended(now)
                 return
             limit -= len(data)
-            self._failures, self.missed = 0, None
-            chunk = self._take(data)
-            if chunk.data:
-                yield chunk
+            yield from self._take(data)
 
     def close(self) -> None:
         """End the program."""
@@ -99,13 +104,16 @@ class ProgramFollower:
             return False
         assert self._child.stdout is not None  # noqa: S101 - a pipe was asked for
         os.set_blocking(self._child.stdout.fileno(), False)
-        self._skip_until_after = self._place if self._place_pattern is _STAMP else None
+        self._partial = b""
+        self._known = _moment(self._place) if self._stamped else None
         return True
 
-    def _ended(self, now: float) -> None:
+    def _ended(self, now: float) -> Iterator[Chunk]:
         child = self._child
         self.close()
         status = child.returncode if child is not None else None
+        if status == 0 and self._stamped and self._partial:  # a container's last words
+            yield from self._take(b"\n")
         self.missed = f"the program that reads the log ended with status {status}"
         self._wait(now)
 
@@ -114,32 +122,55 @@ class ProgramFollower:
         self._failures += 1
 
     # ---------------------------------------------------------------- its lines
-    def _take(self, data: bytes) -> Chunk:
+    @property
+    def _stamped(self) -> bool:
+        return self._place_pattern is _STAMP
+
+    def _take(self, data: bytes) -> Iterator[Chunk]:
         data = self._partial + data
         end = data.rfind(b"\n") + 1
         if not end and len(data) > _MAX_PARTIAL:
             end = len(data)
         self._partial = data[end:]
         whole = data[:end]
-        if self._skip_until_after is not None and whole:
-            whole = self._without_known(whole)
-        places = self._place_pattern.findall(whole, max(0, len(whole) - (64 << 10)))
-        if places:
-            self._place = places[-1].decode("ascii", "replace")
-        chunk = Chunk(whole, self._number, self._number == 1)
+        if self._stamped and whole:
+            whole = self._new_lines(whole)
+        if not whole:
+            return
+        self._failures, self.missed = 0, None
+        for found in self._place_pattern.finditer(whole, max(0, len(whole) - _LAST_BYTES)):
+            self._place = found[0 if self._stamped else 1].decode("ascii", "replace")
+        yield Chunk(whole, self._number, self._number == 1)
         self._number += whole.count(b"\n")
-        return chunk
 
-    def _without_known(self, data: bytes) -> bytes:
-        """Lines after the known place: the runtime gives those of the same moment again."""
-        known = (self._skip_until_after or "").encode()
-        lines = data.splitlines(keepends=True)
-        for index, line in enumerate(lines):
+    def _new_lines(self, data: bytes) -> bytes:
+        """Lines after the known place: the runtime gives those of the same moment again.
+
+        What has no time at all before the first that has is a complaint of the program's.
+        """
+        if self._known is None and _STAMP.match(data):
+            return data
+        begin = 0
+        for line in data.splitlines(keepends=True):
             stamp = _STAMP.match(line)
-            if stamp is not None and stamp[0] > known:
-                self._skip_until_after = None
-                return b"".join(lines[index:])
+            if stamp is None and self._place is None:
+                self.missed = line.decode("utf-8", "replace").strip()[:200]
+            elif stamp is not None and (self._known is None or _moment_of(stamp) > self._known):
+                self._known = None
+                return data[begin:]
+            begin += len(line)
         return b""
+
+
+def _moment(stamp: str | None) -> Moment | None:
+    found = _STAMP.match(stamp.encode()) if stamp else None
+    return _moment_of(found) if found else None
+
+
+def _moment_of(stamp: re.Match[bytes]) -> Moment:
+    """Comparable also where zones and numbers of digits differ, as Podman's do."""
+    seconds = datetime.datetime.fromisoformat((stamp[1] + stamp[3]).decode()).timestamp()
+    return seconds, int((stamp[2] or b"").ljust(9, b"0"))
 
 
 def follow_unit(
@@ -177,12 +208,19 @@ def follow_unit(
 
 
 def follow_container(
-    container: str, position: Mapping[str, Any] | None = None, *, program: str = "docker"
+    container: str,
+    position: Mapping[str, Any] | None = None,
+    *,
+    since: float | None = None,
+    program: str = "docker",
 ) -> ProgramFollower:
-    """The log of a container through its runtime."""
+    """The log of a container through its runtime; without a position from `since` (epoch) on."""
 
     def command(stamp: str | None) -> list[str]:
-        since = [f"--since={stamp}"] if stamp is not None else []
-        return [program, "logs", "--follow", "--timestamps", *since, container]
+        if stamp is None and since is not None:
+            begin = datetime.datetime.fromtimestamp(since, datetime.UTC)
+            stamp = begin.strftime("%Y-%m-%dT%H:%M:%SZ")
+        begins = [] if stamp is None else [f"--since={stamp}"]
+        return [program, "logs", "--follow", "--timestamps", *begins, container]
 
     return ProgramFollower(command, _STAMP, position)
