@@ -29,6 +29,7 @@ from typing import Any
 from oomwatch.records import GpuProcessSample, GpuSample
 from oomwatch.sources.accelerators import NVIDIA, find_accelerators, is_wsl
 from oomwatch.sources.nvml_device import (
+    WORST_FIRST,
     Call,
     Driver,
     EccCounts,
@@ -209,7 +210,7 @@ class NvmlSession:
                 return "not_available", f"{' and '.join(others)} hardware is not read"
         if draft.outcome != "ok":
             return draft.outcome, draft.detail
-        for outcome in ("gpu_lost", "no_permission", "error", "unified_memory"):
+        for outcome in WORST_FIRST:
             named = [gpu for gpu in draft.gpus if gpu.outcome == outcome]
             if named:
                 indexes = ", ".join(str(gpu.sample.gpu) for gpu in named)

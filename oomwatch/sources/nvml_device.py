@@ -32,6 +32,17 @@ _LISTS: Final = (
 )
 
 
+WORST_FIRST: Final = (
+    "no_driver",
+    "library_mismatch",
+    "gpu_lost",
+    "no_permission",
+    "error",
+    "unified_memory",
+)
+"""Outcomes of single GPUs that decide that of the whole."""
+
+
 class EccCounts(NamedTuple):
     """Memory errors of a GPU; volatile counts start anew with the driver."""
 

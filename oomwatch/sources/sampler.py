@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -21,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from oomwatch.records import GpuProcessSample, GpuSample
 from oomwatch.sources.nvml import NvmlReading, load_binding
 from oomwatch.sources.nvml_device import (
+    WORST_FIRST,
     Call,
     Driver,
     GpuReading,
@@ -28,6 +28,7 @@ from oomwatch.sources.nvml_device import (
     outcome_of,
     read_gpu,
 )
+from oomwatch.sources.paced import PacedThread
 from oomwatch.sources.procfs import PROC_ROOT
 
 _log = logging.getLogger(__name__)
@@ -49,22 +50,13 @@ _SLOW_CALLS: Final = frozenset(
         "nvmlDeviceGetSupportedEventTypes",
     }
 )
-_WORST_FIRST: Final = (
-    "no_driver",
-    "library_mismatch",
-    "gpu_lost",
-    "no_permission",
-    "error",
-    "unified_memory",
-)
 _MAX_PAUSE_SECONDS: Final = 60.0
-_STOP_SECONDS: Final = 0.15
 
 HandOn = Callable[[NvmlReading, float], None]
 """A sweep, with its monotonic time."""
 
 
-class GpuSampler:
+class GpuSampler(PacedThread):
     """All GPUs every `interval_seconds`, of which one sweep each `keep_seconds` is handed on.
 
     That one says in `used_max_bytes` and `free_min_bytes` what the sweeps since the one before saw
@@ -80,41 +72,20 @@ class GpuSampler:
         proc_root: str = PROC_ROOT,
         reopen_seconds: float = REOPEN_SECONDS,
     ) -> None:
+        super().__init__("gpu sampler", interval_seconds)
         self.keep_seconds = keep_seconds
         self._hand_on = hand_on
-        self._interval_seconds = interval_seconds
         self._call = Call()
         self._in_call = False
-        self._stopped = False
-        self._wake = threading.Event()
         self._peaks: dict[tuple[int, str | None], _Peak] = {}
         self._kept_at: float | None = None
         self._failures = 0
         self._library = _Library(self._call, proc_root, reopen_seconds)
-        self._thread = threading.Thread(target=self._run, name="gpu sampler", daemon=True)
 
     def start(self) -> None:
         """Sweep now, and then on."""
         load_binding()  # here, since a filter of warnings is not for a second thread to set
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Sweep no more and hand nothing on; returns at once, whatever the driver does."""
-        self._stopped = True
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(_STOP_SECONDS)
-
-    @property
-    def interval_seconds(self) -> float:
-        """Seconds between the beginnings of two sweeps; may be set at any time."""
-        return self._interval_seconds
-
-    @interval_seconds.setter
-    def interval_seconds(self, seconds: float) -> None:
-        if seconds != self._interval_seconds:
-            self._interval_seconds = seconds
-            self._wake.set()
+        super().start()
 
     @property
     def silent_seconds(self) -> float:
@@ -128,25 +99,15 @@ class GpuSampler:
         return self._call.name if self._in_call else None
 
     # ---------------------------------------------------------------- the thread
-    def _run(self) -> None:
-        last = time.monotonic()
-        while not self._stopped:
-            self._sweep()
-            now = time.monotonic()
-            # Keep step; after a late sweep go on from now instead of catching up.
-            while (due := last + self._pause_seconds()) > now and not self._stopped:
-                self._wake.wait(due - now)
-                self._wake.clear()
-                now = time.monotonic()
-            last = max(due, now - self._pause_seconds())
-        self._library.close()
-
     def _pause_seconds(self) -> float:
         """The interval, or more where there is no driver to be asked."""
-        backed_off = self._interval_seconds * 2.0 ** min(self._failures, 10)
-        return max(self._interval_seconds, min(_MAX_PAUSE_SECONDS, backed_off))
+        backed_off = self.interval_seconds * 2.0 ** min(self._failures, 10)
+        return max(self.interval_seconds, min(_MAX_PAUSE_SECONDS, backed_off))
 
-    def _sweep(self) -> None:
+    def _end(self) -> None:
+        self._library.close()
+
+    def _step(self) -> None:
         at, monotonic = time.time(), time.monotonic()
         self._call.enter("start")
         self._in_call = True
@@ -162,14 +123,14 @@ class GpuSampler:
             self._peaks.setdefault(_key(sample), _Peak()).feed(sample)
         # A tenth of leeway: the clock of the sweeps is not that of those that are kept.
         since = None if self._kept_at is None else monotonic - self._kept_at
-        if since is not None and since < self.keep_seconds - self._interval_seconds / 10:
+        if since is not None and since < self.keep_seconds - self.interval_seconds / 10:
             return
         self._kept_at = monotonic
         peaks, self._peaks = self._peaks, {}
         self._give(_with_peaks(reading, peaks), monotonic)
 
     def _give(self, reading: NvmlReading, monotonic: float) -> None:
-        if self._stopped:
+        if self.stopping:
             return
         try:
             self._hand_on(reading, monotonic)
@@ -266,7 +227,7 @@ class _Library:
 
     def _judge(self, gpus: list[GpuReading]) -> tuple[NvmlOutcome, str | None]:
         """The outcome of the whole: that of the worst part."""
-        for outcome in _WORST_FIRST:
+        for outcome in WORST_FIRST:
             named = [gpu for gpu in gpus if gpu.outcome == outcome]
             if named:
                 indexes = ", ".join(str(gpu.sample.gpu) for gpu in named)

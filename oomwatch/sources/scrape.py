@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -16,6 +15,7 @@ from typing import Final
 from oomwatch.errors import OomwatchError
 from oomwatch.records import EngineSample
 from oomwatch.sources.metrics import MAX_PAGE_BYTES, MetricsPage, parse_metrics
+from oomwatch.sources.paced import PacedThread
 from oomwatch.sources.page_connection import PageConnection
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,6 @@ ANSWER_SECONDS: Final = 60.0
 MAX_PAUSE_SECONDS: Final = 10.0
 """Between two tries to reach a server that is not there."""
 _FULL_SECONDS: Final = 0.9
-_STOP_SECONDS: Final = 0.15
 
 HandOn = Callable[[str, tuple[EngineSample, ...], float, float], None]
 """Engine id, samples, monotonic time of the figures, latency of the whole page in seconds."""
@@ -48,7 +47,7 @@ class ScrapeState:
     """How long the request in flight has waited; 0 where there is none."""
 
 
-class Scraper:
+class Scraper(PacedThread):
     """One page, read every `interval_seconds` from `start` to `stop`.
 
     Faster than once a second, the pages between are read without their histograms and
@@ -69,6 +68,7 @@ class Scraper:
         ca_file: str | None = None,
     ) -> None:
         """Raises `UsageError` for what is no address."""
+        super().__init__(f"scrape {engine_id}", interval_seconds)
         self.engine_id = engine_id
         self._connection = PageConnection(
             url,
@@ -79,37 +79,10 @@ class Scraper:
             ca_file=ca_file,
         )
         self._hand_on = hand_on
-        self._interval_seconds = interval_seconds
         self._state = ScrapeState()
         self._page: MetricsPage | None = None
         self._full_at = -_FULL_SECONDS
         self._in_flight_since: float | None = None
-        self._stopped = False
-        self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"scrape {engine_id}", daemon=True)
-
-    def start(self) -> None:
-        """Read the first page now."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Read no more and hand nothing on; returns at once, whatever the server does."""
-        self._stopped = True
-        self._wake.set()
-        self._connection.abort()
-        if self._thread.is_alive():
-            self._thread.join(_STOP_SECONDS)
-
-    @property
-    def interval_seconds(self) -> float:
-        """Seconds between the beginnings of two readings; may be set at any time."""
-        return self._interval_seconds
-
-    @interval_seconds.setter
-    def interval_seconds(self, seconds: float) -> None:
-        if seconds != self._interval_seconds:
-            self._interval_seconds = seconds
-            self._wake.set()
 
     @property
     def state(self) -> ScrapeState:
@@ -124,26 +97,19 @@ class Scraper:
         return self._page
 
     # ---------------------------------------------------------------- the thread
-    def _run(self) -> None:
-        last = time.monotonic()
-        while not self._stopped:
-            self._scrape()
-            now = time.monotonic()
-            # Keep step; after a late page go on from now instead of catching up.
-            while (due := last + self._pause_seconds()) > now and not self._stopped:
-                self._wake.wait(due - now)
-                self._wake.clear()
-                now = time.monotonic()
-            last = max(due, now - self._pause_seconds())
-        self._connection.close()
-
     def _pause_seconds(self) -> float:
         """The interval, or more where nobody is there to be asked."""
         failures = min(self._state.failures, 10)
-        backed_off = min(MAX_PAUSE_SECONDS, self._interval_seconds * 2.0 ** max(0, failures - 1))
-        return max(self._interval_seconds, backed_off)
+        backed_off = min(MAX_PAUSE_SECONDS, self.interval_seconds * 2.0 ** max(0, failures - 1))
+        return max(self.interval_seconds, backed_off)
 
-    def _scrape(self) -> None:
+    def _interrupt(self) -> None:
+        self._connection.abort()
+
+    def _end(self) -> None:
+        self._connection.close()
+
+    def _step(self) -> None:
         started = self._in_flight_since = time.monotonic()
         try:
             fetched = self._connection.fetch()
@@ -153,7 +119,7 @@ class Scraper:
         except OomwatchError as error:
             self._failed(str(error))
         except Exception as error:  # noqa: BLE001 - a fault of ours must not end the thread
-            if not self._stopped:
+            if not self.stopping:
                 _log.exception("reading %s", self._connection.shown)
                 self._failed(f"{self._connection.shown}: {type(error).__name__}")
         else:
@@ -176,7 +142,7 @@ class Scraper:
         return page.samples
 
     def _give(self, samples: tuple[EngineSample, ...], at: float, latency_seconds: float) -> None:
-        if self._stopped:
+        if self.stopping:
             return
         try:
             self._hand_on(self.engine_id, samples, at, latency_seconds)
@@ -184,7 +150,7 @@ class Scraper:
             _log.exception("handing on the figures of %s", self._connection.shown)
 
     def _failed(self, reason: str) -> None:
-        if self._stopped:
+        if self.stopping:
             return
         before = self._state
         self._state = dataclasses.replace(
