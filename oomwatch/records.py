@@ -468,3 +468,17 @@ class StoredIncident:
     triggers: tuple[Trigger, ...] = ()
     window_from: float | None = None
     window_to: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class IncidentExcerpt:
+    """What an incident's engines were and what they said: enough to judge it again.
+
+    `lines` are by engine: the beginning of its log and what told, without what clients sent.
+    """
+
+    incident_id: str
+    engines: tuple[RecordedEngine, ...] = ()
+    exits: tuple[EngineExit, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    lines: Mapping[str, tuple[LogLine, ...]] = dataclasses.field(default_factory=dict)

@@ -24,8 +24,11 @@ ReadWindow = Callable[[float, float], Series]
 class Explainer:
     """Builds the inputs of a diagnosis from what is watched."""
 
-    def __init__(self, host: str, read_window: ReadWindow) -> None:
+    def __init__(
+        self, host: str, read_window: ReadWindow, *, wall: Callable[[], float] = time.time
+    ) -> None:
         self._host = host
+        self._wall = wall
         self._read_window = read_window
 
     def explain(
@@ -45,7 +48,7 @@ class Explainer:
             except Exception as error:  # noqa: BLE001 - a diagnosis without samples beats none
                 notes.append(SourceStatus("store", "warning", f"samples cannot be read: {error}"))
         inputs = Inputs(
-            generated_at=time.time(),
+            generated_at=self._wall(),
             host=self._host,
             logs=tuple(
                 LogInput(tail.name, tail.lines(), engine.id)
@@ -63,7 +66,7 @@ class Explainer:
                 dataclasses.replace(engine.found.recorded, ended=engine.broken)
                 for engine in engines
             ),
-            gpus=tuple(_gpu(sample) for sample in gpus),
+            gpus=tuple(gpu_of(sample) for sample in gpus),
             sources=tuple(notes),
             exits=tuple(exit_ for engine in engines for exit_ in engine.exits),
             live=True,
@@ -78,7 +81,8 @@ def as_json(diagnosis: Diagnosis, *, only: int | None = None) -> dict[str, Any]:
     return to_json(diagnosis)
 
 
-def _gpu(sample: GpuSample) -> Gpu:
+def gpu_of(sample: GpuSample) -> Gpu:
+    """A GPU as a report lists it."""
     return Gpu(
         index=sample.gpu,
         uuid=sample.uuid,

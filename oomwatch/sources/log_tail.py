@@ -10,17 +10,18 @@ from __future__ import annotations
 import collections
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from oomwatch.engines.literals import BANNERS
+from oomwatch.engines.client_text import is_client_text
+from oomwatch.engines.literals import BANNERS, CLIENT_MARKS
 from oomwatch.records import LogLine
 from oomwatch.sources.follow import READ_BYTES, Chunk, FileFollower, FilePosition
 from oomwatch.sources.logfile import read_pieces
 from oomwatch.sources.logformat_lines import Piece
 from oomwatch.sources.logformat_time import Clock
-from oomwatch.sources.scan import best_look, telling_spans
+from oomwatch.sources.scan import BEHIND_BYTES, best_look, merge_spans, telling_spans
 
 HEAD_BYTES: Final = 1 << 20
 LATE_BYTES: Final = 8 << 20
@@ -63,17 +64,26 @@ class _Start:
 class LogTail:
     """One followed log file; `poll` belongs to one thread, the rest to any."""
 
-    def __init__(self, follower: Follower, name: str, *, size: int = 0) -> None:
+    def __init__(
+        self,
+        follower: Follower,
+        name: str,
+        *,
+        size: int = 0,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         """`size`: of the file when it is first seen; of a large one the middle is left out."""
         self.name = name
         self.follower = follower
-        self._clock = Clock(None, time.time())
+        self._wall = wall
+        self._clock = Clock(None, wall())
         self._look = best_look()
         self._starts: collections.deque[_Start] = collections.deque([_Start()], maxlen=_STARTS)
         self._late = size - LATE_BYTES if size > HEAD_BYTES + LATE_BYTES else 0
+        self._behind = 0
+        """Bytes that are read after a telling line, also if they come later: its traceback."""
         place = follower.position
-        if isinstance(place, FilePosition) and place.offset > 0:
-            self._read_beginning(name)
+        self._resumes = isinstance(place, FilePosition) and place.offset > 0
 
     def _read_beginning(self, path: str) -> None:
         """Going on in the middle: what the server said at its start is read again, and not told."""
@@ -90,7 +100,10 @@ class LogTail:
             OSError: the file cannot be read.
 
         """
-        self._clock.note(time.time())
+        self._clock.note(self._wall())
+        if self._resumes:
+            self._resumes = False
+            self._read_beginning(self.name)
         for chunk in self.follower.read(limit=_LOOK_BYTES):
             late = self._late and not self._starts[-1].wants_head
             if late and isinstance(self.follower, FileFollower):
@@ -103,30 +116,50 @@ class LogTail:
         """What is kept of the last starts, in order."""
         return [line for start in list(self._starts) for line in (*start.head, *start.telling)]
 
+    def excerpt(self, max_bytes: int) -> list[LogLine]:
+        """Of the last starts what there is room for, without what clients sent.
+
+        The last start comes first; where even that is too long, its middle is left out.
+        """
+        kept: list[LogLine] = []
+        for start in reversed(list(self._starts)):
+            lines = [line for line in (*start.head, *start.telling) if not is_client_text(line)]
+            size = sum(map(_size, lines))
+            if size > max_bytes:
+                return [*_both_ends(lines, max_bytes), *kept]
+            max_bytes -= size
+            kept = [*lines, *kept]
+        return kept
+
     def _take(self, number: int, data: bytes) -> Iterator[LogLine]:
-        banner = max(data.find(text) for text in BANNERS)
-        if banner > 0 and self._starts[-1].head:
-            begin = data.rfind(b"\n", 0, banner) + 1
-            if begin > 0:
-                yield from self._read(number, data[:begin])
-                number, data = number + data.count(b"\n", 0, begin), data[begin:]
-        if banner >= 0 and self._starts[-1].head:
-            self._starts.append(_Start())
-        yield from self._read(number, data)
+        begin = 0
+        for end in (*_banners(data), len(data)):
+            if begin < end:
+                yield from self._read(number, data[begin:end])
+                number += data.count(b"\n", begin, end)
+            if end < len(data) and self._starts[-1].head:
+                self._starts.append(_Start())
+                self._behind = 0
+            begin = end
 
     def _read(self, number: int, data: bytes) -> Iterator[LogLine]:
         start = self._starts[-1]
         telling = self._look(data)
         if start.wants_head:
             start.head_left -= len(data)
-            fresh = list(read_pieces([Piece(number, data)], self.name, self._clock))
+            fresh = list(read_pieces([Piece(number, data, joined=False)], self.name, self._clock))
             start.head += fresh
             if telling:
                 yield from fresh
             return
-        if not telling:
+        if not telling and not self._behind:
             return
-        spans, _ = telling_spans(data)
+        spans = [(0, _line_end(data, self._behind))] if self._behind else []
+        self._behind = max(0, self._behind - len(data))
+        if telling:
+            spans = merge_spans([*spans, *telling_spans(data)[0]])
+            if spans and spans[-1][1] == len(data):  # what follows it comes with the next look
+                self._behind = BEHIND_BYTES
         pieces = [
             Piece(number + data.count(b"\n", 0, begin), data[begin:end], joined=False)
             for begin, end in spans
@@ -134,3 +167,45 @@ class LogTail:
         for line in read_pieces(pieces, self.name, self._clock):
             start.telling.append(line)
             yield line
+
+
+def _banners(data: bytes) -> list[int]:
+    """Where lines begin with which a server begins its log; not those that a client has sent."""
+    found: set[int] = set()
+    for text in BANNERS:
+        at = data.find(text)
+        while at >= 0:
+            begin, end = data.rfind(b"\n", 0, at) + 1, _line_end(data, at)
+            if not any(data.find(mark, begin, end) >= 0 for mark in CLIENT_MARKS):
+                found.add(begin)
+            at = data.find(text, end)
+    return sorted(found)
+
+
+def _line_end(data: bytes, at: int) -> int:
+    end = data.find(b"\n", min(at, len(data) - 1))
+    return len(data) if end < 0 else end + 1
+
+
+def _size(line: LogLine) -> int:
+    """About the bytes that a line takes with its prefix."""
+    return len(line.text) + 80
+
+
+def _both_ends(lines: list[LogLine], max_bytes: int) -> list[LogLine]:
+    """Half of the room for the first lines, the rest for the last ones."""
+    head: list[LogLine] = []
+    room = max_bytes // 2
+    for line in lines:
+        room -= _size(line)
+        if room < 0:
+            break
+        head.append(line)
+    tail: list[LogLine] = []
+    room = max_bytes - sum(map(_size, head))
+    for line in reversed(lines[len(head) :]):
+        room -= _size(line)
+        if room < 0:
+            break
+        tail.append(line)
+    return [*head, *reversed(tail)]

@@ -14,6 +14,7 @@
 ``writer``     the thread that owns it
 ``queries``    windows of samples, last samples, log lines, engines
 ``incidents``  incidents, written and read
+``excerpts``   what an incident can be judged again by
 ``rollup``     10 s, 1 min and 1 h tiers
 ``retention``  limits by age and by size
 ``chores``     both, in small steps

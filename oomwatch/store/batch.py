@@ -22,6 +22,7 @@ from oomwatch.records import (
 from oomwatch.store import schema
 from oomwatch.store.clock import Clock
 from oomwatch.store.dictionary import Dictionary, plain
+from oomwatch.store.excerpts import save_excerpt
 from oomwatch.store.incidents import save_incident
 from oomwatch.store.inserts import insert_new, upsert
 from oomwatch.store.lanes import Batch, PendingEvent, Position
@@ -75,6 +76,8 @@ class Recorder:
             connection.execute(insert_new(connection, schema.log_event), events)
         for incident in batch.incidents:
             save_incident(connection, self.names.host_id(connection), incident)
+        for excerpt in batch.excerpts:
+            save_excerpt(connection, excerpt)
         for position in batch.positions:
             self._save_position(connection, position)
 

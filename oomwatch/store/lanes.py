@@ -1,6 +1,6 @@
 """What waits to be written, bounded. Overflow is counted: oldest samples first, then log lines.
 
-Incidents and positions are never dropped; of each only the newest form waits.
+Incidents, their excerpts and positions are never dropped; of each only the newest form waits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
-from oomwatch.records import StoredIncident
+from oomwatch.records import IncidentExcerpt, StoredIncident
 from oomwatch.store.clock import Clock
 from oomwatch.store.rows import Event, Sample
 
@@ -49,15 +49,18 @@ class Batch:
     events: list[PendingEvent] = dataclasses.field(default_factory=list)
     incidents: list[StoredIncident] = dataclasses.field(default_factory=list)
     positions: list[Position] = dataclasses.field(default_factory=list)
+    excerpts: list[IncidentExcerpt] = dataclasses.field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.samples) + len(self.events) + len(self.incidents) + len(self.positions)
+        alone = len(self.positions) + len(self.excerpts)
+        return len(self.samples) + len(self.events) + len(self.incidents) + alone
 
     def singles(self) -> Iterator[Batch]:
         """Each record in a batch of its own, to find the one that cannot be written."""
         yield from (Batch(samples=[sample]) for sample in self.samples)
         yield from (Batch(events=[event]) for event in self.events)
         yield from (Batch(incidents=[incident]) for incident in self.incidents)
+        yield from (Batch(excerpts=[excerpt]) for excerpt in self.excerpts)
         yield from (Batch(positions=[position]) for position in self.positions)
 
 
@@ -70,12 +73,14 @@ class Lanes:
         self._samples: collections.deque[tuple[Sample, Clock]] = collections.deque()
         self._events: collections.deque[PendingEvent] = collections.deque()
         self._incidents: dict[str, StoredIncident] = {}
+        self._excerpts: dict[str, IncidentExcerpt] = {}
         self._positions: dict[str, Position] = {}
         self.dropped_samples_total = 0
         self.dropped_events_total = 0
 
     def __len__(self) -> int:
-        return len(self._samples) + len(self._events) + len(self._incidents) + len(self._positions)
+        alone = len(self._positions) + len(self._excerpts)
+        return len(self._samples) + len(self._events) + len(self._incidents) + alone
 
     def add_samples(self, samples: Iterable[Sample], clock: Clock) -> None:
         """Queue samples in order of time."""
@@ -94,6 +99,11 @@ class Lanes:
         with self._lock:
             self._incidents[incident.id] = incident
 
+    def add_excerpt(self, excerpt: IncidentExcerpt) -> None:
+        """Queue an excerpt in place of an older one of its incident."""
+        with self._lock:
+            self._excerpts[excerpt.incident_id] = excerpt
+
     def add_position(self, position: Position) -> None:
         """Queue a position in place of an older one; it is written with the lines before it."""
         with self._lock:
@@ -104,6 +114,8 @@ class Lanes:
         with self._lock:
             batch = Batch(incidents=list(self._incidents.values()))
             self._incidents.clear()
+            batch.excerpts.extend(self._excerpts.values())
+            self._excerpts.clear()
             batch.samples.extend(_pop(self._samples, limit))
             batch.events.extend(_pop(self._events, limit))
             if not self._events:  # a position must not overtake its lines
@@ -118,6 +130,8 @@ class Lanes:
             self._events.extendleft(reversed(batch.events))
             for incident in batch.incidents:
                 self._incidents.setdefault(incident.id, incident)
+            for excerpt in batch.excerpts:
+                self._excerpts.setdefault(excerpt.incident_id, excerpt)
             for position in batch.positions:
                 self._positions.setdefault(position.source, position)
             self._shed()

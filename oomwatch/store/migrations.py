@@ -37,7 +37,14 @@ def _create_tables(connection: Connection) -> None:
     schema.metadata.create_all(connection)
 
 
-MIGRATIONS: Final = (Migration(1, "initial tables", _create_tables),)
+def _add_excerpts(connection: Connection) -> None:
+    schema.incident_excerpt.create(connection, checkfirst=True)  # a new store has it from step 1
+
+
+MIGRATIONS: Final = (
+    Migration(1, "initial tables", _create_tables),
+    Migration(2, "excerpts of incidents", _add_excerpts),
+)
 
 
 def version_of(connection: Connection) -> int:

@@ -352,6 +352,15 @@ incident_trigger = Table(
     **_NARROW,
 )
 
+# What an incident can be judged again by when its logs are gone: `store.excerpts`.
+incident_excerpt = Table(
+    "incident_excerpt",
+    metadata,
+    Column("incident_id", Text, ForeignKey("incident.id", ondelete="CASCADE"), primary_key=True),
+    _text("excerpt", null=False),  # a JSON object
+    **_STRICT,
+)
+
 # Raw samples and log lines in these windows outlive pruning by age.
 pinned_window = Table(
     "pinned_window",

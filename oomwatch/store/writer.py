@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
-from oomwatch.records import StoredIncident
+from oomwatch.records import IncidentExcerpt, StoredIncident
 from oomwatch.store.batch import Recorder
 from oomwatch.store.chores import chores, make_room
 from oomwatch.store.clock import ClockWatch, wall_ms
@@ -125,6 +125,11 @@ class StoreWriter:
     def save_incident(self, incident: StoredIncident) -> None:
         """Store an incident, or what changed about it, at once."""
         self._lanes.add_incident(incident)
+        self._wake.set()
+
+    def save_excerpt(self, excerpt: IncidentExcerpt) -> None:
+        """Store what an incident can be judged again by, in place of an earlier excerpt."""
+        self._lanes.add_excerpt(excerpt)
         self._wake.set()
 
     def save_position(self, source: str, position: Mapping[str, Any]) -> None:

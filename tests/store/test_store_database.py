@@ -26,6 +26,7 @@ from oomwatch.store.database import (
 )
 from oomwatch.store.dictionary import read_last_clock
 from oomwatch.store.location import StoreError, network_filesystem, parse_store
+from oomwatch.store.migrations import MIGRATIONS
 from oomwatch.store.queries import read_window
 from oomwatch.store.schema import metadata
 
@@ -117,7 +118,7 @@ def test_a_new_file_is_set_up(tmp_path):
         "foreign_keys": 1,
         "busy_timeout": 5000,
         "application_id": 0x6F6F6D77,
-        "user_version": 1,
+        "user_version": MIGRATIONS[-1].number,
         "journal_size_limit": 4 * 1024**2,
         "max_page_count": 24 * 1024**2 // 4096,
     }

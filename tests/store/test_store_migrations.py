@@ -18,7 +18,8 @@ def _add_table(connection):
     connection.exec_driver_sql("INSERT INTO later SELECT 1 FROM host_sample")
 
 
-LATER = (*MIGRATIONS, Migration(2, "a later table", _add_table))
+LAST = MIGRATIONS[-1].number
+LATER = (*MIGRATIONS, Migration(LAST + 1, "a later table", _add_table))
 
 
 def test_numbers_follow_each_other():
@@ -28,19 +29,19 @@ def test_numbers_follow_each_other():
 def test_a_new_store_has_every_step_with_its_record(store):
     with store.read() as connection:
         rows = connection.exec_driver_sql("SELECT number, name FROM migration").all()
-    assert [tuple(row) for row in rows] == [(1, "initial tables")]
+    assert [tuple(row) for row in rows] == [(1, "initial tables"), (2, "excerpts of incidents")]
 
 
 def test_what_is_missing_is_applied_once_after_a_copy(store):
     store.write(HostSample(NOW))
     path = file_of(store.url)
-    assert migrate(store.writer, LATER, path) == [2]
+    assert migrate(store.writer, LATER, path) == [LAST + 1]
     assert migrate(store.writer, LATER, path) == []
     with store.writer.begin():
-        assert version_of(store.writer) == 2
+        assert version_of(store.writer) == LAST + 1
         assert store.writer.exec_driver_sql("SELECT x FROM later").all() == [(1,)]
     if path is not None:
-        copy = path.with_name("oomwatch.db.schema1")
+        copy = path.with_name(f"oomwatch.db.schema{LAST}")
         with open_reader(parse_store(str(copy))) as connection:
             assert connection.exec_driver_sql("SELECT count(*) FROM host_sample").scalar() == 1
 
@@ -51,24 +52,28 @@ def test_a_step_that_fails_leaves_nothing_behind(store):
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        migrate(store.writer, (*MIGRATIONS, Migration(2, "broken", fail)), file_of(store.url))
+        migrate(
+            store.writer, (*MIGRATIONS, Migration(LAST + 1, "broken", fail)), file_of(store.url)
+        )
     with store.writer.begin():
-        assert version_of(store.writer) == 1
-    assert migrate(store.writer, LATER, file_of(store.url)) == [2]
+        assert version_of(store.writer) == LAST
+    assert migrate(store.writer, LATER, file_of(store.url)) == [LAST + 1]
 
 
 def test_a_newer_schema_is_refused_in_one_line(store):
     migrate(store.writer, LATER, file_of(store.url))
     for opening in (open_writer, lambda url: open_reader(url).__enter__()):
-        with pytest.raises(StoreError, match="schema 2, this oomwatch knows 1") as caught:
+        with pytest.raises(
+            StoreError, match=f"schema {LAST + 1}, this oomwatch knows {LAST}"
+        ) as caught:
             opening(store.url)
         assert "\n" not in str(caught.value)
 
 
 def test_without_room_for_the_copy_nothing_changes(sqlite_store):
     path = file_of(sqlite_store.url)
-    path.with_name("oomwatch.db.schema1").mkdir()  # the copy cannot take its name
-    (path.with_name("oomwatch.db.schema1") / "x").touch()
+    path.with_name(f"oomwatch.db.schema{LAST}").mkdir()  # the copy cannot take its name
+    (path.with_name(f"oomwatch.db.schema{LAST}") / "x").touch()
     with pytest.raises(StoreError, match="could not be copied"):
         migrate(sqlite_store.writer, LATER, path)
     with sqlite_store.writer.begin():
