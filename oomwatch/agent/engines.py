@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from oomwatch.detect.engine import EngineWatch
@@ -134,6 +134,7 @@ class EngineTable:
         """Take a search in: starts that came, and starts that went."""
         servers = [engine for engine in discovery.engines if not engine.orphan]
         with self._lock:
+            servers = _under_their_names(servers, self._running)
             self.orphans = {
                 pid: engine.recorded.id
                 for engine in discovery.engines
@@ -174,6 +175,24 @@ def is_abnormal(end: EngineExit) -> bool:
     if end.signal is not None:
         return end.signal not in _REQUESTS
     return end.exit_code not in {None, 0, *(128 + number for number in _REQUESTS)}
+
+
+def _under_their_names(
+    found: Sequence[DiscoveredEngine], before: Mapping[str, WatchedEngine]
+) -> list[DiscoveredEngine]:
+    """One start is one engine: it keeps its name, though another's end may have freed a better."""
+    known = {engine.root: name for name, engine in before.items() if engine.found.members}
+    kept = {root: known[root] for root in map(_root, found) if root in known}
+    free = [engine.recorded.id for engine in found if engine.recorded.id not in kept.values()]
+    named = []
+    for engine in found:
+        name = kept.get(_root(engine))
+        if name is None:
+            name = engine.recorded.id if engine.recorded.id in free else free[0]
+            free.remove(name)
+        recorded = dataclasses.replace(engine.recorded, id=name)
+        named.append(dataclasses.replace(engine, recorded=recorded))
+    return named
 
 
 def _root(found: DiscoveredEngine) -> tuple[int, int | None]:
