@@ -338,6 +338,7 @@ class _Source:
         """Begin in the middle; the line there is left out."""
         if offset > 0:
             self._offset, self._fresh, self._skip_first = offset, False, True
+            self._partial, self._tail = b"", b""
 
     def rewind(self) -> None:
         self._offset, self._number = 0, 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import select
 import threading
@@ -10,10 +11,10 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from oomwatch.errors import PermissionDeniedError, SourceUnavailable
+from oomwatch.errors import NoDataError, PermissionDeniedError, SourceUnavailable
 from oomwatch.records import KernelEvent
 from oomwatch.sources.follow_program import CURSOR, ProgramFollower
-from oomwatch.sources.kernel import boot_time, kmsg_records, with_time
+from oomwatch.sources.kernel import kmsg_records
 from oomwatch.sources.kernel_events import Assembler
 from oomwatch.sources.kernel_format import Unwrapper
 
@@ -59,12 +60,15 @@ def _follow_device(handle: int, stop: threading.Event) -> Iterator[KernelEvent]:
         if not poll.poll(_LOOK_SECONDS * 1000):
             yield from parser.quiet()
             continue
-        before = time.monotonic()
+        before, taken = time.monotonic(), 0
         try:
             for record in kmsg_records(handle):
+                taken += 1
                 yield from parser.take(record)
         except OSError as error:
             raise SourceUnavailable(f"/dev/kmsg cannot be read ({error.strerror})") from None
+        if not taken:
+            yield from parser.quiet()
         if time.monotonic() - before < _LOOK_SECONDS / 10:
             stop.wait(_LOOK_SECONDS / 10)  # a device that is always ready must not spin
 
@@ -79,6 +83,8 @@ def _follow_journal(stop: threading.Event, refused: OSError) -> Iterator[KernelE
             f"/dev/kmsg: {refused.strerror}; and the journal may not be read: add CAP_SYSLOG "
             "(oomwatch service install --with kernel-log), or the group systemd-journal"
         ) from None
+    except NoDataError as error:
+        raise NoDataError(f"/dev/kmsg: {refused.strerror}; and {error}") from None
     follower = ProgramFollower(
         lambda cursor: (*_JOURNALCTL, *([f"--after-cursor={cursor}"] if cursor else [])), CURSOR
     )
@@ -99,7 +105,6 @@ class _Parser:
     def __init__(self) -> None:
         self._unwrapper = Unwrapper()
         self._assembler = Assembler()
-        self._boot_time = boot_time()
         self._last: float | None = None
 
     def take(self, raw: str) -> Iterator[KernelEvent]:
@@ -116,5 +121,7 @@ class _Parser:
                 yield from map(self._timed, self._assembler.feed(0, line))
             yield from map(self._timed, self._assembler.finish())
 
-    def _timed(self, event: KernelEvent) -> KernelEvent:
-        return with_time(event, self._boot_time) if self._boot_time is not None else event
+    @staticmethod
+    def _timed(event: KernelEvent) -> KernelEvent:
+        # The kernel's own clock stands still while the host sleeps; what is followed is of now.
+        return event if event.at is not None else dataclasses.replace(event, at=time.time())

@@ -25,7 +25,9 @@ SMALL: Final = 16 << 20
 HEAD: Final = 1 << 20
 TAIL: Final = 2 << 20
 FULL_WINDOWS: Final = 64 << 20
-_BEHIND: Final = 8 << 10  # bytes read after a telling line once windows are used up: a traceback
+BEHIND_BYTES: Final = (
+    8 << 10
+)  # bytes read after a telling line once windows are used up: a traceback
 _ALONE_PER_BLOCK: Final = 8  # statistics lines of a saturated server, one in ten seconds each
 _OVERLAP: Final = 64  # no word is longer
 _BEGINNING: Final = 512  # bytes of a line within which it says that it is a request's
@@ -145,7 +147,7 @@ class _Cutter:
         self._joined = self._joined and stop == len(data)
         self._at_line_start = data.endswith(b"\n")
         if self._joined and not self._at_line_start and following is not None:
-            following.spans = _merge([(0, _line_end(following.data, 0)), *following.spans])
+            following.spans = merge_spans([(0, _line_end(following.data, 0)), *following.spans])
 
 
 def telling_spans(
@@ -174,11 +176,11 @@ def telling_spans(
                     alone += 1
                 else:
                     wide = True
-                    end = _line_end(data, min(at + _BEHIND, len(data) - 1))
+                    end = _line_end(data, min(at + BEHIND_BYTES, len(data) - 1))
                 if not by_itself or alone <= _ALONE_PER_BLOCK:
                     spans.append((start, end))
             at = data.find(text, end)
-    return _merge(spans), wide
+    return merge_spans(spans), wide
 
 
 def _holds_mark(data: bytes, start: int = 0, end: int | None = None) -> bool:
@@ -191,7 +193,8 @@ def _line_end(data: bytes, at: int) -> int:
     return len(data) if end < 0 else end + 1
 
 
-def _merge(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def merge_spans(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same in order, without overlaps."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
