@@ -81,6 +81,9 @@ _ENDS_MESSAGE: Final = (
 _SEVERE: Final = ("ERROR", "CRITICAL", "FATAL")
 _CUT_AT_START: Final = 40
 """Lines from the start of the input in which bare frames count although their header is missing."""
+_RAISE: Final = re.compile(r"\s*raise (\w+)\(")
+_LITERAL: Final = re.compile(r'"([^"\\]*)"')
+_MAX_SOURCE: Final = 600
 _MAX_FRAMES: Final = 60
 _MAX_MESSAGE: Final = 6000
 
@@ -96,10 +99,13 @@ class _Open:
     frames: list[str] = dataclasses.field(default_factory=list)
     paths: list[str] = dataclasses.field(default_factory=list)
     code: str = ""
+    source: str = ""
+    """All lines of source that the last frame shows."""
     boxed: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, path: str, function: str) -> None:
         """One more frame, further in."""
+        self.source = ""
         if len(self.frames) < _MAX_FRAMES:
             self.paths.append(path)
             self.frames.append(f"{path.rpartition('/')[2]}:{function}")
@@ -207,6 +213,7 @@ class Extractor:
             if text[:1] in (" ", "\t", "") or text.startswith(("^", "~")):
                 if text.strip(" \t^~"):
                     opened.code = text.strip()[:200]
+                    opened.source = f"{opened.source} {text.strip()}"[:_MAX_SOURCE]
                 return
             exception = _EXCEPTION.match(text) if _TRACEBACK not in text else None
             if exception is not None and _is_exception(exception[1], bool(opened.frames)):
@@ -350,13 +357,18 @@ def _finish(message: _Message) -> Failure:
 
 
 def _cut(opened: _Open) -> Failure:
+    """A traceback without its last line. Where it stands at a `raise`, the source has the words."""
+    raised = _RAISE.match(opened.source)
+    words = "".join(_LITERAL.findall(opened.source)) if raised else ""
+    matches = tuple(TABLE.match_exception(words)) if words else ()
     return Failure(
-        "",
-        "",
+        raised[1] if raised and matches else "",
+        words if matches else "",
         tuple(opened.frames),
         tuple(opened.paths),
         opened.header,
         opened.order,
+        matches,
         header=opened.header.text,
         code=opened.code,
         announced=opened.announced,

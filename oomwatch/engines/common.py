@@ -315,10 +315,11 @@ OTHER_ENGINES: Final[tuple[Pattern, ...]] = (
     Pattern(
         "tgi.warmup_failed",
         "check",
-        "to handle",
-        r"Not enough memory to handle (?:\d+ total tokens with )?(?P<asked_tokens>\d+) prefill tokens",
+        "m",
+        r"(?:Not enough memory to handle (?:\d+ total tokens with )?(?P<asked_tokens>\d+) prefill tokens|Unable to warmup model: .{0,80}(?:exceed allowed|out of) memory)",
         "Not enough memory to handle 4096 prefill tokens. You need to decrease `--max-batch-prefill-tokens`",
         "tgi",
+        anchors=("to handle", "warmup model"),
         where="any",
     ),
     Pattern(

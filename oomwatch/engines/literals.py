@@ -44,6 +44,7 @@ LITERALS: Final = (
     Literal(b"Watchdog"),
     Literal(b"terminate called"),
     Literal(b"is too long"),
+    Literal(b"profiled value -"),  # SGLang: a pool of less than nothing
 )
 
 CLIENT_MARKS: Final = (

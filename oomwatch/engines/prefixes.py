@@ -71,7 +71,7 @@ PROCESS_PREFIXES: Final = (
         "named_process",
         "vllm",  # vLLM's decorated streams, and Ray's actors: one shape
         _P(
-            r"\((?P<process>[A-Za-z_][\w.:<>-]{0,80}) pid=(?P<pid>\d{1,10})(?:, [^()\n]{0,400})?\) ?"
+            r"\((?P<process>[A-Za-z_][\w.:<>-]{0,80}(?:\([\w.:<>()-]{1,80}\))?) pid=(?P<pid>\d{1,10})(?:, [^()\n]{0,400})?\) ?"
         ),
         "(EngineCore_DP0 pid=171) Traceback (most recent call last):",
         since="0.5.0",

@@ -34,9 +34,10 @@ _DMESG: Final = re.compile(
 )
 _HUMAN: Final = re.compile(
     r"(?:<\d{1,3}>|[a-z]{2,8}\s*:[a-z]{2,6}\s*: )?"
-    r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2})\s+(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\]\s?(.*)",
+    r"\[\S{1,6} ([A-Z][a-z]{2}|\d{1,2}月)\s+(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\]\s?(.*)",
     re.DOTALL,
 )
+"""`dmesg -T` names day and month in the language of the shell."""
 _ISO: Final = re.compile(
     r"(?:[A-Z][a-z]{2} )?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:([.,])(\d{1,9}))?"
     r"(?:\s?(Z|UTC|[+-]\d\d:?\d\d))?\s(.*)",
@@ -54,7 +55,7 @@ _MONTHS: Final = {
     for index, name in enumerate(
         ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"), 1
     )
-}
+} | {f"{month}月": month for month in range(1, 13)}
 _CONTROLS: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 

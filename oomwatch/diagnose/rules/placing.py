@@ -89,6 +89,11 @@ def stage_of(facts: Facts, failure: Failure) -> Stage:
             not f.startswith("method:") for f in other.frames
         ):
             return _refined(facts, failure, by_other)
+    for other in facts.failures:
+        # V0's worker says which of its methods failed, in a record of its own.
+        told_by = find_stage(other.frames) if other.name == "WorkerException" else None
+        if told_by not in (None, "serving"):
+            return _refined(facts, failure, told_by)
     if stage not in (None, "serving"):
         return _refined(facts, failure, stage)
     if stage == "serving" or facts.served or (facts.ready and not facts.run_failed_to_start):
@@ -105,6 +110,7 @@ def shows_serving(facts: Facts) -> bool:
         or facts.said(*_STEP_DUMPS) is not None
         or any(
             find_stage(failure.frames, failure.paths) == "serving"
+            or "run_busy_loop(" in failure.code
             or _ENGINE_LOOP.match(f"{failure.line.origin} {failure.line.text}") is not None
             for failure in facts.failures
         )
@@ -132,6 +138,8 @@ def is_placeless(facts: Facts, failure: Failure) -> bool:
     """Whether nothing says if the engine started or served: no telling frame, and no line of a start."""
     if shows_serving(facts) or facts.ready or facts.run_failed_to_start:
         return False
+    if any("EngineCoreProc(" in f.code for f in facts.failures):
+        return False  # cut in the core's constructor
     if any(find_stage(f.frames, f.paths) is not None for f in (failure, *facts.failures)):
         return False
     return not is_placed_by_lines(facts, failure) and not facts.engine.command

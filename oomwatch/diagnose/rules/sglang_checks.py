@@ -67,7 +67,9 @@ def _is_other_card(smallest: float, local: float) -> bool:
 
 def sglang_budget(facts: Facts) -> Finding | None:
     """SGLang's static share holds the weights and nothing more."""
-    hit = facts.failing("sglang.weights_over_budget", "sglang.kv_budget_zero")
+    hit = facts.failing(
+        "sglang.weights_over_budget", "sglang.kv_budget_zero", "sglang.kv_budget_negative"
+    )
     if hit is None:
         return None
     failure, fields = hit

@@ -164,6 +164,14 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         where="exception",
     ),
     Pattern(
+        "sglang.kv_budget_negative",
+        "check",
+        "is larger than the profiled value -",
+        r"^max_total_tokens=\d+ is larger than the profiled value -\d+",
+        "max_total_tokens=131072 is larger than the profiled value -52011. Use the profiled value instead.",
+        "0.2..",
+    ),
+    Pattern(
         "sglang.host_pool",
         "check",
         "Not enough host memory",

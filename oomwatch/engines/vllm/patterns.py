@@ -530,6 +530,14 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "0.8.3..",
     ),
     Pattern(
+        "vllm.dump_v0",
+        "hint",
+        "input of failed execution to",
+        r"^(?:Writing|Completed writing) input of failed execution to",
+        "Writing input of failed execution to /tmp/err_execute_model_input_20241105-101500.pkl...",
+        "0.6.3..0.8.5",
+    ),
+    Pattern(
         "vllm.dump_encoder",
         "hint",
         "scheduled_encoder_inputs={",
