@@ -27,6 +27,7 @@ from oomwatch.agent.feeds import Feeds
 from oomwatch.agent.following import Following
 from oomwatch.agent.logs import LogFollowers
 from oomwatch.agent.messages import Discovered, Mailbox, Reconfigured, TellingLines
+from oomwatch.agent.own_usage import OwnUsageMeter
 from oomwatch.config import Config, ConfigError, Loaded, load_config
 from oomwatch.config.secrets import store_address
 from oomwatch.detect.incidents import IncidentBook
@@ -302,11 +303,12 @@ class Agent:
             "interval",
             seconds=self.config.agent.housekeeping_interval_seconds,
         )
+        self._own_usage = OwnUsageMeter()
         self._scheduler.add_job(self._say_how_it_goes, "interval", seconds=3600)
         self._scheduler.start()
 
     def _say_how_it_goes(self) -> None:
-        _LOG.info("%s", self.status_line())
+        _LOG.info("%s; the agent itself: %s", self.status_line(), self._own_usage.read())
 
     def _await_first_look(self) -> None:
         """Ready means that everything was tried once, not that it succeeded."""
