@@ -31,6 +31,8 @@ Examples:
   oomwatch diagnose --unit vllm.service --since 2h
   oomwatch diagnose --log server.log --kernel-log dmesg.txt --metrics http://127.0.0.1:8000/metrics
   oomwatch diagnose --log server.log --command "vllm serve /models/m --max-model-len 32768"
+  oomwatch diagnose --incident 3fa9                what the agent stored, judged anew
+  oomwatch diagnose --store oomwatch.db --since 2h
   oomwatch diagnose --log server.log --format args     only the flags, to paste
   oomwatch diagnose --log server.log --format html -o report.html
 
@@ -98,6 +100,18 @@ Exit status: 0 healthy or nothing decided, 1 an incident or a risk was found,
 @click.option("--engine-version", metavar="V", help="Its version, where the log does not say.")
 @click.option(
     "--pid", "pids", multiple=True, type=int, metavar="N", help="A running engine, by process id."
+)
+@click.option(
+    "--incident",
+    "incidents",
+    multiple=True,
+    metavar="ID",
+    help="An incident that the agent has stored, by today's rules.",
+)
+@click.option(
+    "--store",
+    metavar="PATH|URL",
+    help="The agent's store: what it holds from --since to --until, or of --incident.",
 )
 @click.option("--live", is_flag=True, help="Read this host as well as what was given.")
 @click.option(
@@ -185,6 +199,8 @@ def _options(given: dict[str, Any]) -> Options:
         engine=None if given["engine"] == "auto" else given["engine"],
         engine_version=given["engine_version"],
         pids=given["pids"],
+        incidents=given["incidents"],
+        store=given["store"],
         since=parse_time(given["since"], now),
         until=parse_time(given["until"], now),
         live=given["live"],

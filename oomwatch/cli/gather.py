@@ -53,6 +53,8 @@ class Options:
     engine: str | None = None
     engine_version: str | None = None
     pids: tuple[int, ...] = ()
+    incidents: tuple[str, ...] = ()
+    store: str | None = None
     since: float | None = None
     until: float | None = None
     live: bool = False
@@ -72,6 +74,8 @@ class Options:
             or self.metrics
             or self.kernel_logs
             or self.recordings
+            or self.incidents
+            or self.store is not None
         )
 
 
@@ -106,6 +110,10 @@ class Gatherer:
         config = self._model_config()
         for path in options.recordings:
             self._try(path, self._recording)
+        for incident in options.incidents:
+            self._try(f"incident {incident}", self._incident, incident)
+        if options.store is not None and not options.incidents:
+            self._try("store", self._history)
         for path in options.logs:
             self._try(path, self._log)
         for unit in options.units:
@@ -377,6 +385,16 @@ class Gatherer:
             )
         if recording.problems:
             self.sources.append(SourceStatus(path, "warning", "; ".join(recording.problems[:5])))
+
+    def _incident(self, identity: str) -> None:
+        from oomwatch.cli.history import gather_incident
+
+        gather_incident(self, identity)
+
+    def _history(self, _name: str) -> None:
+        from oomwatch.cli.history import gather_window
+
+        gather_window(self)
 
     # ------------------------------------------------------------------ this host
     def _live(self) -> None:

@@ -20,6 +20,7 @@ Examples:
   oomwatch incidents                     the last ones
   oomwatch incidents list --open --json
   oomwatch incidents show 3fa9           the whole report of one
+  oomwatch incidents export 3fa9         as a recording, to hand on
 """
 
 
@@ -110,6 +111,49 @@ def show(incident: str | None, fmt: str, lang: str, store: str | None) -> None:
         return
     options: dict[str, Any] = {"lang": lang, "color": "auto" if sys.stdout.isatty() else "never"}
     click.echo(render(from_json(stored.diagnosis), fmt, options), color=True)
+
+
+@command.command(
+    "export",
+    epilog="\b\nExamples:\n  oomwatch incidents export 3fa9\n"
+    "  oomwatch incidents export 3fa9 -o incident.tar.zst\n"
+    "  oomwatch diagnose --recording incident.tar.zst",
+)
+@click.argument("incident", required=False, metavar="[ID]")
+@click.option(
+    "-o",
+    "--output",
+    metavar="PATH",
+    help="A directory, or a .tar, .tar.gz or .tar.zst; by default ID.tar.gz.",
+)
+@click.option(
+    "--redact/--no-redact",
+    default=None,
+    help="Take out prompts, users and home paths; by default as incidents.redact says. Keys and "
+    "tokens are taken out always.",
+)
+@store_option
+def export(
+    incident: str | None, output: str | None, redact: bool | None, store: str | None
+) -> None:
+    """Write an incident as a recording, by default the last one."""
+    from oomwatch.cli.incident_recording import write_incident
+    from oomwatch.cli.privacy import make_redactor
+    from oomwatch.sources.recording_write import RecordingWriter
+
+    if redact is None:
+        from oomwatch.config import load_config
+
+        redact = load_config().config.incidents.redact
+    with opened(store) as connection:
+        stored = find_incident(connection, incident)
+        redactor = make_redactor(redact=redact, hosts=[stored.host] if stored.host else ())
+        writer = RecordingWriter(output or f"{stored.id}.tar.gz", redactor)
+        try:
+            path = write_incident(connection, stored, writer)
+        finally:
+            writer.abandon()  # nothing, once it is finished
+    click.echo(f"{path}: read it with `oomwatch diagnose --recording {path}`")
 
 
 def _cause(incident: StoredIncident) -> str:
