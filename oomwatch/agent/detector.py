@@ -236,7 +236,7 @@ class Detector:
         self._save_excerpt(incident_id, engines)
         found = _part_for(incident, diagnosis)
         if found is not None:
-            self._keep(dataclasses.replace(incident, diagnosis=found))
+            self._keep(_explained(incident, found))
 
     def _engines_of(self, incident: StoredIncident) -> list[WatchedEngine]:
         """The start that it happened to; without a name, all engines that run."""
@@ -275,7 +275,7 @@ class Detector:
         if diagnosis is None and is_new:
             diagnosis = _part_for(incident, self._explain(self._engines_of(incident)))
         if diagnosis is not None:
-            incident = dataclasses.replace(incident, diagnosis=diagnosis)
+            incident = _explained(incident, diagnosis)
         self._keep(incident)
         if is_new:
             self._save_excerpt(incident.id, self._engines_of(incident))
@@ -350,6 +350,17 @@ def _concerns(event: KernelEvent, engines: list[WatchedEngine]) -> bool:
         return True
     victim = event.fields.get("pid")
     return any(victim in engine.pids for engine in engines)
+
+
+def _explained(incident: StoredIncident, found: Mapping[str, Any]) -> StoredIncident:
+    """With a new diagnosis, unless that knows no cause and the one before does.
+
+    A server that is started again finds in its log that the last one died, and no more.
+    """
+    known = incident.diagnosis
+    if known is not None and known.get("verdict") != "unknown" == found.get("verdict"):
+        return incident
+    return dataclasses.replace(incident, diagnosis=found)
 
 
 def _part_for(incident: StoredIncident, diagnosis: Diagnosis) -> dict[str, Any] | None:
