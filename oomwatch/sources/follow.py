@@ -93,7 +93,8 @@ class FileFollower:
 
     def skip_to(self, offset: int) -> None:
         """Begin at the first whole line behind `offset` instead of at the beginning of the file."""
-        self._open_current()
+        if self._current is None:
+            self._open_current()
         if self._current is not None:
             self._current.seek(offset)
 

@@ -48,6 +48,7 @@ class ProgramFollower:
         self._number = 1
         self._failures = 0
         self._retry_at = 0.0
+        self._complaint: str | None = None
         self._known: Moment | None = None
         """The place until which lines are not new."""
         self.missed: str | None = None
@@ -104,7 +105,7 @@ class ProgramFollower:
             return False
         assert self._child.stdout is not None  # noqa: S101 - a pipe was asked for
         os.set_blocking(self._child.stdout.fileno(), False)
-        self._partial = b""
+        self._partial, self._complaint = b"", None
         self._known = _moment(self._place) if self._stamped else None
         return True
 
@@ -114,7 +115,8 @@ class ProgramFollower:
         status = child.returncode if child is not None else None
         if status == 0 and self._stamped and self._partial:  # a container's last words
             yield from self._take(b"\n")
-        self.missed = f"the program that reads the log ended with status {status}"
+        said = self._complaint or f"ended with status {status}"
+        self.missed = f"the program that reads the log: {said}"
         self._wait(now)
 
     def _wait(self, now: float) -> None:
@@ -154,7 +156,7 @@ class ProgramFollower:
         for line in data.splitlines(keepends=True):
             stamp = _STAMP.match(line)
             if stamp is None and self._place is None:
-                self.missed = line.decode("utf-8", "replace").strip()[:200]
+                self._complaint = line.decode("utf-8", "replace").strip()[:200]
             elif stamp is not None and (self._known is None or _moment_of(stamp) > self._known):
                 self._known = None
                 return data[begin:]
