@@ -24,6 +24,8 @@ from oomwatch.sources.scrape import HandOn, Scraper
 
 _LOG = logging.getLogger(__name__)
 
+_MAX_PAGE_BYTES: Final = 8 << 20
+"""Of a metrics page: vLLM's is 0.1 MB for each engine. It is read into our own memory."""
 _SURE_SEARCHES: Final = 3
 _SELDOM: Final = 6
 _TAKEN_SECONDS: Final = 5.0
@@ -167,6 +169,7 @@ class Following:
             ca_file=ca_file,
             interval_seconds=self._config.agent.scrape_interval_seconds,
             answer_seconds=self._config.agent.scrape_timeout_seconds,
+            max_bytes=_MAX_PAGE_BYTES,
         )
         self._scrapers[engine.id] = (url, scraper)
         scraper.start()
