@@ -57,8 +57,14 @@ class Agent:
     """The whole agent; `run` returns when it is told to stop."""
 
     def __init__(
-        self, loaded: Loaded, *, host: str | None = None, reload: Callable[[], Loaded] | None = None
+        self,
+        loaded: Loaded,
+        *,
+        host: str | None = None,
+        reload: Callable[[], Loaded] | None = None,
+        make_writer: Callable[..., StoreWriter] = StoreWriter,
     ) -> None:
+        """`make_writer` may give a writer that hands on what it is given."""
         self.config: Config = loaded.config
         self._loaded = loaded
         self._reload = reload or (lambda: load_config(str(loaded.path) if loaded.path else None))
@@ -70,7 +76,7 @@ class Agent:
         self._burst_until = 0.0
         self._detected_at = 0.0
         store = self.config.store
-        self.writer = StoreWriter(
+        self.writer = make_writer(
             self.address,
             self.host,
             retention=Retention(

@@ -24,8 +24,7 @@ COMMANDS: Final = {
     "config": "Show, check or print the configuration.",
     "service": "Run the agent under systemd: install, remove, look at it.",
     "db": "Look into the agent's store: stats, check, prune, export.",
-    "config": "Show, check or print the configuration.",
-    "service": "Run the agent under systemd: install, remove, look at it.",
+    "record": "Record this host, for a time or until an incident.",
     "demo": "The main job on an embedded recording, then on this host.",
     "completion": "Print the completion script of a shell.",
 }

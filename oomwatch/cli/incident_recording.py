@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import TYPE_CHECKING, Final
 
 from oomwatch.cli.history import gpus_of, read_case, window_of
@@ -29,6 +28,7 @@ def write_incident(
         OomwatchError: it cannot be written; nothing is left of it then.
 
     """
+    from oomwatch.sources.log_render import kernel_line
     from oomwatch.store.queries import read_events
 
     begin, end = window_of(incident)
@@ -80,11 +80,3 @@ def _write_samples(
             break
         begin = until
     return list(gpus.values()), list(engines)
-
-
-def kernel_line(event: KernelEvent) -> str:
-    """What the kernel said as ``dmesg --time-format iso`` prints it."""
-    if event.at is None:
-        return event.text
-    at = datetime.datetime.fromtimestamp(event.at, datetime.UTC)
-    return f"{at.strftime('%Y-%m-%dT%H:%M:%S,%f')}+00:00 {event.text}"

@@ -12,7 +12,7 @@ import datetime
 import re
 from typing import Final
 
-from oomwatch.records import LogLine
+from oomwatch.records import KernelEvent, LogLine
 
 _ORIGIN: Final = re.compile(r"[^\]\n:]{1,120}:\d{1,6}")
 
@@ -48,3 +48,11 @@ def prefix_of(line: LogLine) -> str:
     if line.level is not None:
         return f"{process}{line.level}:{' ' * max(1, 9 - len(line.level))}"
     return process or f"[{at.strftime('%Y-%m-%d %H:%M:%S')}] "
+
+
+def kernel_line(event: KernelEvent) -> str:
+    """What the kernel said, as ``dmesg --time-format iso`` prints it."""
+    if event.at is None:
+        return event.text
+    at = datetime.datetime.fromtimestamp(event.at, datetime.UTC)
+    return f"{at.strftime('%Y-%m-%dT%H:%M:%S,%f')}+00:00 {event.text}"
