@@ -49,8 +49,7 @@ def command(incident: str | None, fmt: str, store: str | None) -> None:
     engines = [e for e in diagnosis.engines if e.id == top.finding.engine_id]
     text = render(top.remedies, engines[0] if engines else EngineFacts(id="engine-0"), fmt)
     if not text:
-        from oomwatch.cli import print_error
-
-        print_error(f"no flag helps against {top.finding.cause}; see `oomwatch incidents show`")
-        return
+        raise NoInputError(
+            f"no flag helps against {top.finding.cause}; see `oomwatch incidents show {stored.id}`"
+        )
     click.echo(text.rstrip("\n"))

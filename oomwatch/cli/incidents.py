@@ -25,8 +25,9 @@ Examples:
 
 
 @click.group("incidents", invoke_without_command=True, epilog=EXAMPLES)
+@store_option
 @click.pass_context
-def command(ctx: click.Context) -> None:
+def command(ctx: click.Context, store: str | None) -> None:  # noqa: ARG001 - `opened` looks it up
     """List and show what the agent has stored."""
     if ctx.invoked_subcommand is None:
         ctx.invoke(list_)
@@ -36,7 +37,9 @@ def command(ctx: click.Context) -> None:
 @click.option("--open", "only_open", is_flag=True, help="Only those that are not over.")
 @click.option("--engine", metavar="ID", help="Only those of this engine.")
 @click.option("--since", metavar="TIME", help="Only from then on: 2h, 3d, or 2026-11-29 03:00.")
-@click.option("--limit", default=50, show_default=True, help="At most so many.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @store_option
 def list_(  # noqa: PLR0917 - as many as there are options
@@ -54,14 +57,13 @@ def list_(  # noqa: PLR0917 - as many as there are options
 
     begin = parse_time(since, time.time())
     with opened(store) as connection:
-        found = list(
-            list_incidents(
-                connection,
-                state="open" if only_open else None,
-                engine_id=engine,
-                since=begin,
-            )
-        )[:limit]
+        found = list_incidents(
+            connection,
+            state="open" if only_open else None,
+            engine_id=engine,
+            since=begin,
+            limit=limit,
+        )
     if as_json:
         click.echo(json.dumps([_summary(i) for i in found], ensure_ascii=False, indent=2))
         return
@@ -104,7 +106,7 @@ def show(incident: str | None, fmt: str, lang: str, store: str | None) -> None:
         resolution = (stored.diagnosis or {}).get("resolution")
         if resolution:
             changed = "with other flags" if resolution.get("command_changed") else "unchanged"
-            click.echo(f"  {_local(resolution['at'])}  it serves again, {changed}")
+            click.echo(f"  {_local(stored.closed_at)}  it serves again, {changed}")
         click.echo("")
     if stored.diagnosis is None:
         click.echo("not diagnosed yet")
@@ -156,7 +158,8 @@ def export(
     click.echo(f"{path}: read it with `oomwatch diagnose --recording {path}`")
 
 
-def _cause(incident: StoredIncident) -> str:
+def cause_of(incident: StoredIncident) -> str:
+    """What its diagnosis says first; ``unknown`` before there is one."""
     diagnosis = incident.diagnosis or {}
     for kind in ("incidents", "risks"):
         for row in diagnosis.get(kind) or ():
@@ -169,32 +172,37 @@ def _line(incident: StoredIncident) -> str:
     first = incident.triggers[0] if incident.triggers else None
     return (
         f"{incident.id}  {_local(incident.opened_at)}  {incident.state:6}  "
-        f"{incident.engine_id or '-':12}  {_cause(incident)}  "
+        f"{incident.engine_id or '-':12}  {cause_of(incident)}  "
         f"{(first.text if first else last) or ''}"
     )
 
 
 def _summary(incident: StoredIncident) -> dict[str, Any]:
+    from oomwatch.report.sanitize import clean
+
+    def shown(text: str | None) -> str | None:
+        return None if text is None else clean(text)
+
     return {
         "id": incident.id,
         "state": incident.state,
         "opened_at": incident.opened_at,
         "closed_at": incident.closed_at,
-        "engine": incident.engine_id,
-        "host": incident.host,
-        "cause": _cause(incident),
+        "engine": shown(incident.engine_id),
+        "host": shown(incident.host),
+        "cause": clean(cause_of(incident)),
         "triggers": [
             {
                 "kind": trigger.kind,
                 "at": trigger.at,
                 "gpu": trigger.gpu,
                 "pid": trigger.pid,
-                "text": trigger.text,
+                "text": shown(trigger.text),
             }
             for trigger in incident.triggers
         ],
     }
 
 
-def _local(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+def _local(at: float | None) -> str:
+    return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from oomwatch.records import StoredIncident
+
+_MOST_LOOKED_AT: Final = 1000
 
 store_option = click.option(
     "--store",
@@ -34,6 +36,9 @@ def opened(store: str | None) -> Iterator[Connection]:
     from oomwatch.cli.db import find_store
     from oomwatch.store.database import open_reader
 
+    if store is None:  # `oomwatch incidents --store PATH list`
+        group = click.get_current_context().parent
+        store = None if group is None else group.params.get("store")
     with open_reader(find_store(store)) as connection:
         yield connection
 
@@ -45,9 +50,12 @@ def find_incident(connection: Connection, identity: str | None) -> StoredInciden
         NoInputError: there is none, or several begin like that.
 
     """
-    from oomwatch.store.incidents import list_incidents
+    from oomwatch.store.incidents import get_incident, list_incidents
 
-    incidents = list(list_incidents(connection))
+    exact = None if identity is None else get_incident(connection, identity)
+    if exact is not None:
+        return exact
+    incidents = list_incidents(connection, limit=_MOST_LOOKED_AT)
     if identity is None:
         for incident in incidents:
             if incident.diagnosis and incident.diagnosis.get("incidents"):
@@ -55,9 +63,8 @@ def find_incident(connection: Connection, identity: str | None) -> StoredInciden
         if incidents:
             return incidents[0]
         raise NoInputError("the store holds no incident")
-    found = [i for i in incidents if i.id == identity] or [
-        i for i in incidents if i.id.removeprefix("inc-").startswith(identity.removeprefix("inc-"))
-    ]
+    begin = f"inc-{identity.removeprefix('inc-')}"
+    found = [incident for incident in incidents if incident.id.startswith(begin)]
     if not found:
         raise NoInputError(f"no incident {identity}; see `oomwatch incidents`")
     if len(found) > 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -42,7 +43,7 @@ def from_json(value: Mapping[str, Any]) -> Diagnosis:
             SourceStatus(str(row.get("name", "?")), row.get("status", "ok"), row.get("detail"))
             for row in _rows(value, "sources")
         ),
-        advice=tuple(str(text) for text in value.get("advice") or ()),
+        advice=_texts(value, "advice"),
     )
 
 
@@ -60,8 +61,12 @@ def _known(kind: type, row: Mapping[str, Any]) -> dict[str, Any]:
 def _engine(row: Mapping[str, Any]) -> EngineFacts:
     known = _known(EngineFacts, row)
     for name in ("command", "pids", "gpus"):
-        if known.get(name) is not None:
-            known[name] = tuple(known[name])
+        value = known.pop(name, None)
+        if isinstance(value, list):
+            known[name] = tuple(value)
+    for name in ("arguments", "in_force", "env"):
+        if not isinstance(known.get(name), Mapping):
+            known.pop(name, None)
     return EngineFacts(**{"id": "engine-0", **known})
 
 
@@ -69,10 +74,10 @@ def _finding(row: Mapping[str, Any], *, risk: bool) -> Finding:
     return Finding(
         cls=row.get("class", "irregular"),
         cause=str(row.get("cause", "unknown")),
-        confidence=float(row.get("confidence") or 0.0),
+        confidence=_number(row.get("confidence")),
         summary=str(row.get("summary", "")),
         evidence=tuple(_evidence(item) for item in _rows(row, "evidence")),
-        unseen=tuple(str(text) for text in row.get("unseen") or ()),
+        unseen=_texts(row, "unseen"),
         engine_id=row.get("engine"),
         at=_time(row.get("at")),
         risk=risk,
@@ -87,7 +92,7 @@ def _incident(row: Mapping[str, Any]) -> Incident:
             Alternative(
                 item.get("class", "irregular"),
                 str(item.get("cause", "unknown")),
-                float(item.get("confidence") or 0.0),
+                _number(item.get("confidence")),
                 str(item.get("why_less_likely", "")),
             )
             for item in _rows(row, "alternatives")
@@ -105,7 +110,7 @@ def _incident(row: Mapping[str, Any]) -> Incident:
             for ledger in _rows(row, "memory")
         ),
         remedies=tuple(_remedy(item) for item in _rows(row, "remedies")),
-        count=int(row.get("count") or 1),
+        count=max(1, int(_number(row.get("count")))),
     )
 
 
@@ -126,11 +131,24 @@ def _evidence(row: Mapping[str, Any]) -> Evidence:
 
 def _remedy(row: Mapping[str, Any]) -> Remedy:
     known = _known(Remedy, row)
-    known["unset"] = tuple(known.get("unset") or ())
+    known["unset"] = _texts(row, "unset")
+    for name in ("set", "env"):
+        if not isinstance(known.get(name), Mapping):
+            known.pop(name, None)
     effect = row.get("effect")
     known["effect"] = Effect(**_known(Effect, effect)) if isinstance(effect, Mapping) else None
     blank = {"id": "?", "title": "", "direction": "other", "why": "", "cost": ""}
     return Remedy(**{**blank, **known})
+
+
+def _texts(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    value = row.get(name)
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def _number(value: Any) -> float:
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    return float(value) if is_number else 0.0
 
 
 def _time(text: Any) -> float | None:

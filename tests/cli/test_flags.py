@@ -1,0 +1,68 @@
+"""`oomwatch flags`: nothing but what can be pasted."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from click.testing import CliRunner
+from test_incidents import AT, HOSTILE, diagnosis, incident, stored
+
+from oomwatch.cli import cli
+from oomwatch.errors import NoInputError
+from oomwatch.report.json_report import to_json
+
+__all__ = ["stored"]
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(cli, ["flags", *arguments])
+
+
+def test_the_flags_of_the_last_incident(stored):
+    path = stored(
+        incident("aaa111", AT, diagnosis=to_json(diagnosis())), incident("bbb222", AT + 60)
+    )
+    assert run("--store", path).output == "--max-num-batched-tokens 2048\n"
+    assert run("aaa", "--store", path).output == "--max-num-batched-tokens 2048\n"
+
+
+@pytest.mark.parametrize("form", ["compose", "k8s", "python"])
+def test_other_forms(stored, form):
+    path = stored(incident("aaa111", AT, diagnosis=to_json(diagnosis())))
+    done = run("--format", form, "--store", path)
+    assert done.exit_code == 0
+    assert "2048" in done.output
+
+
+def without_remedies():
+    told = diagnosis()
+    (only,) = told.incidents
+    return dataclasses.replace(told, incidents=(dataclasses.replace(only, remedies=()),))
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        (None, "inc-aaa111 has no diagnosis yet"),
+        (to_json(dataclasses.replace(diagnosis(), incidents=())), "has no cause"),
+        (to_json(without_remedies()), "no flag helps against prefill_activation_peak"),
+        ({"incidents": [{"cause": HOSTILE}]}, "no flag helps against"),
+    ],
+)
+def test_where_there_are_none_nothing_is_printed(stored, told, says):
+    path = stored(incident("aaa111", AT, diagnosis=told))
+    done = run("--store", path)
+    assert done.stdout == ""
+    assert isinstance(done.exception, NoInputError)
+    assert says in str(done.exception)
+
+
+def test_an_empty_or_missing_store(stored, tmp_path):
+    assert "holds no incident" in str(run("--store", stored()).exception)
+    done = run("--store", str(tmp_path / "none.db"))
+    assert isinstance(done.exception, NoInputError)
+
+
+def test_help_has_examples():
+    assert "oomwatch flags" in run("--help").output.partition("Examples:")[2]

@@ -1,0 +1,233 @@
+"""`oomwatch incidents` on real stores."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from stored_incidents import a_store, refused, started
+
+from oomwatch.cli import cli
+from oomwatch.errors import NoInputError
+from oomwatch.records import (
+    Diagnosis,
+    EngineFacts,
+    Evidence,
+    Finding,
+    Incident,
+    Remedy,
+    StoredIncident,
+    Trigger,
+)
+from oomwatch.report.json_report import to_json
+from oomwatch.store.writer import StoreWriter
+
+AT = 1_764_400_000.0
+HOSTILE = "\x1b[31mred\x07 \u202eeval\x9b2J\r\nnext"
+
+
+def diagnosis(at: float = AT) -> Diagnosis:
+    finding = Finding(
+        "long_context",
+        "prefill_activation_peak",
+        0.9,
+        "a long prompt needed 2 GiB",
+        (Evidence("log", "server.log:12", at, "CUDA out of memory"),),
+        engine_id="vllm-0",
+        at=at,
+    )
+    remedy = Remedy(
+        "chunk",
+        "Take smaller chunks",
+        "less_kv",
+        "why",
+        "slower",
+        {"--max-num-batched-tokens": "2048"},
+        valid_for="vllm",
+        validated=True,
+    )
+    return Diagnosis(
+        "oom",
+        at,
+        "gpu-box",
+        engines=(EngineFacts("vllm-0", "vllm", version="0.11.0"),),
+        incidents=(Incident("i-1", finding, remedies=(remedy,)),),
+    )
+
+
+def incident(name: str, at: float, **fields) -> StoredIncident:
+    values = {
+        "fingerprint": "vllm-0/failure",
+        "state": "open",
+        "engine_id": "vllm-0",
+        "host": "gpu-box",
+        "triggers": (Trigger("log_failure", at, "vllm-0", text=f"it failed at {name}"),),
+        "window_from": at - 600,
+        "window_to": at + 60,
+    }
+    return StoredIncident(id=f"inc-{name}", opened_at=at, **{**values, **fields})
+
+
+@pytest.fixture
+def stored(tmp_path: Path):
+    """Writes incidents; the path of the store."""
+
+    def write(*incidents: StoredIncident) -> str:
+        writer = StoreWriter(str(tmp_path / "oomwatch.db"), "gpu-box", interval_seconds=0.05)
+        writer.start()
+        for one in incidents:
+            writer.save_incident(one)
+        assert writer.flush(30)
+        assert writer.stop(30)
+        return str(tmp_path / "oomwatch.db")
+
+    return write
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(cli, ["incidents", *arguments], catch_exceptions=True)
+
+
+# ------------------------------------------------------------------------------- list
+def test_the_newest_stands_first(stored):
+    path = stored(
+        incident("aaa111", AT), incident("bbb222", AT + 60, state="closed", closed_at=AT + 90)
+    )
+    for arguments in (["--store", path], ["list", "--store", path], ["--store", path, "list"]):
+        done = run(*arguments)
+        assert done.exit_code == 0, done.output
+        assert [line.split()[0] for line in done.output.splitlines()] == [
+            "inc-bbb222",
+            "inc-aaa111",
+        ]
+    assert run("list", "--open", "--store", path).output.startswith("inc-aaa111")
+
+
+def test_choices_narrow_it_down(stored):
+    now = time.time()
+    path = stored(
+        incident("aaa111", AT),
+        incident("bbb222", now - 60, engine_id="other"),
+        *(incident(f"c{number:05}", now - 7200 - number) for number in range(70)),
+    )
+    assert len(run("list", "--store", path).output.splitlines()) == 50
+    assert len(run("list", "--limit", "72", "--store", path).output.splitlines()) == 72
+    assert len(run("list", "--since", "1h", "--store", path).output.splitlines()) == 1
+    assert "bbb222" in run("list", "--engine", "other", "--store", path).output
+    assert run("list", "--limit", "0", "--store", path).exit_code == 2
+
+
+def test_an_empty_store_has_none(stored):
+    assert run("--store", stored()).output == "no incidents\n"
+
+
+def test_json_has_its_keys(stored):
+    path = stored(incident("aaa111", AT, diagnosis=to_json(diagnosis())))
+    (row,) = json.loads(run("list", "--json", "--store", path).output)
+    assert row == {
+        "id": "inc-aaa111",
+        "state": "open",
+        "opened_at": AT,
+        "closed_at": None,
+        "engine": "vllm-0",
+        "host": "gpu-box",
+        "cause": "prefill_activation_peak",
+        "triggers": [
+            {
+                "kind": "log_failure",
+                "at": AT,
+                "gpu": None,
+                "pid": None,
+                "text": "it failed at aaa111",
+            }
+        ],
+    }
+
+
+# ------------------------------------------------------------------------------- show
+def test_the_whole_report_of_one(stored):
+    path = stored(
+        incident("aaa111", AT, diagnosis=to_json(diagnosis())), incident("bbb222", AT + 60)
+    )
+    done = run("show", "aaa", "--store", path)
+    assert done.exit_code == 0, done.output
+    assert "log_failure: it failed at aaa111" in done.output
+    assert "--max-num-batched-tokens" in done.output
+    assert run("show", "--store", path).output == done.output  # the last that was diagnosed
+    assert run("show", "inc-aaa111", "--store", path).output == done.output
+    assert "not diagnosed yet" in run("show", "bbb222", "--store", path).output
+    whole = json.loads(run("show", "aaa111", "--format", "json", "--store", path).output)
+    assert whole["diagnosis"]["schema"] == "oomwatch.diagnosis/1"
+    assert run("show", "aaa111", "--format", "markdown", "--store", path).output.startswith("#")
+
+
+def test_it_says_with_what_it_was_over(stored):
+    told = {**to_json(diagnosis()), "resolution": {"at": AT + 90, "command_changed": True}}
+    closed = {"state": "closed", "closed_at": AT + 90}
+    path = stored(incident("aaa111", AT, diagnosis=told, **closed))
+    assert "it serves again, with other flags" in run("show", "--store", path).output
+
+
+@pytest.mark.parametrize(
+    ("identity", "says"),
+    [
+        ("zzz", "no incident zzz"),
+        ("a", "a fits 2 incidents"),
+        ("", "fits 2 incidents"),
+        (HOSTILE, "no incident"),
+        ("%", "no incident %"),
+    ],
+)
+def test_bad_ids(stored, identity, says):
+    path = stored(incident("aaa111", AT), incident("aab222", AT + 60))
+    done = run("show", "--store", path, "--", identity)
+    assert isinstance(done.exception, NoInputError)
+    assert says in str(done.exception)
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["show"], ["show", "aaa"], ["export"], []])
+def test_no_store(tmp_path, arguments):
+    done = run("--store", str(tmp_path / "none.db"), *arguments)
+    assert isinstance(done.exception, NoInputError)
+    assert "no store there" in str(done.exception)
+
+
+def test_the_program_ends_with_status_3_and_one_line(tmp_path):
+    path = str(tmp_path / "none\x1b[31m.db")
+    done = subprocess.run(
+        [sys.executable, "-m", "oomwatch", "incidents", "--store", path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("oomwatch: ")
+    assert done.stderr.count("\n") == 1
+    assert "\x1b" not in done.stderr
+
+
+def test_hostile_text_is_printed_without_its_control_characters(stored):
+    trigger = Trigger("log_failure", AT, HOSTILE, text=HOSTILE)
+    path = stored(incident("aaa111", AT, engine_id=HOSTILE, triggers=(trigger,)))
+    for arguments in (["list"], ["show"], ["list", "--json"], ["show", "--format", "json"]):
+        done = run(*arguments, "--store", path)
+        assert done.exit_code == 0, done.exception
+        text = json.dumps(json.loads(done.output)) if "json" in str(arguments) else done.output
+        assert not [c for c in "\x1b\x07\u202e\x9b\r" if c in text or f"{ord(c):04x}" in text]
+
+
+def test_what_the_agent_writes_can_be_listed(tmp_path):
+    path = a_store(tmp_path, AT, log=started(AT - 3600) + refused(AT))
+    assert "it failed" in run("--store", path).output
+
+
+@pytest.mark.parametrize("name", ["list", "show", "export"])
+def test_help_has_examples(name):
+    done = run(name, "--help")
+    assert done.exit_code == 0
+    assert f"oomwatch incidents {name}" in done.output.partition("Examples:")[2]
