@@ -486,6 +486,25 @@ def test_ctrl_c():
 
 
 # ------------------------------------------------------------------------------------ size
+def test_a_named_pipe_is_read_once(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with start(["diagnose", "--json", "--log", str(pipe)]) as process:
+        pipe.write_bytes(Path(REFUSED).read_bytes())  # waits for the reader
+        out, _ = process.communicate(timeout=60)
+    assert json.loads(out)["incidents"][0]["cause"] == "kv_lt_max_len"
+
+
+def test_a_kernel_log_from_a_pipe_without_events(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with start(["diagnose", "--json", "--kernel-log", str(pipe)]) as process:
+        pipe.write_bytes(b"[    1.000000] Linux version 6.1.0\n")
+        out, _ = process.communicate(timeout=60)
+    sources = {each["name"]: each["status"] for each in json.loads(out)["sources"]}
+    assert sources[str(pipe)] == "ok"
+
+
 def test_a_big_log_in_bounded_memory(tmp_path):
     """20 MB of logged prompts that quote an OOM and of one endless line, then the failure."""
     log = tmp_path / "big.log"

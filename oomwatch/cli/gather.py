@@ -177,7 +177,7 @@ class Gatherer:
 
     def _log(self, path: str) -> None:
         self.add_log_file(path, None)
-        if path != "-":
+        if path != "-" and Path(path).is_file():  # a pipe can be read once only
             from oomwatch.sources.kernel import read_kernel_lines_of_log
 
             try:
@@ -233,7 +233,7 @@ class Gatherer:
         from oomwatch.sources.kernel import has_kernel_lines, read_kernel_log
 
         events = tuple(read_kernel_log(path))
-        if not events and not has_kernel_lines(path):
+        if not events and Path(path).is_file() and not has_kernel_lines(path):
             detail = "no line in it is a kernel's: give the output of dmesg or journalctl -k"
             self.sources.append(SourceStatus(path, "warning", detail))
             return

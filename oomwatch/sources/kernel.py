@@ -92,9 +92,13 @@ def parse_kernel_lines(
 def read_kernel_log(path: str, *, zone: datetime.tzinfo = datetime.UTC) -> Iterator[KernelEvent]:
     """Events of a file: dmesg, kmsg, syslog or journal text; plain, gz, xz or zst.
 
-    Raises `NoDataError` if there is no such file, `PermissionDeniedError`, or `SourceUnavailable`.
+    Of the device ``/dev/kmsg``, what is in it now. Raises `NoDataError` if there is no such file,
+    `PermissionDeniedError`, or `SourceUnavailable`.
     """
     try:
+        if Path(path).is_char_device() and Path(path).samefile("/dev/kmsg"):
+            yield from read_kmsg()  # as a file it would never end
+            return
         with Path(path).open("rb") as stream, _decompressed(stream) as text:
             modified = Path(path).stat().st_mtime
             yield from iterate_kernel_events(_numbered(text), zone=zone, now=modified)

@@ -100,7 +100,11 @@ def read_stream(
 ) -> Iterator[LogLine]:
     """The lines of an open stream, which is closed at the end; arguments as for `read_log`."""
     with stream:
-        blocks = Blocks(stream)
+        try:
+            blocks = Blocks(stream)
+        except OSError as error:
+            reason = error.strerror or "input/output error"
+            raise SourceUnavailable(f"{name}: cannot be read ({reason})") from None
         if note is not None and not full and size is not None and size > SMALL and not blocks.kind:
             note(f"{name}: large, so read at its ends and around telling lines")
         pieces = choose_pieces(_reported(blocks, size, progress), full=full)
@@ -252,5 +256,16 @@ def _open(path: str) -> tuple[BinaryIO, int | None, float]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a path"
         raise SourceUnavailable(f"{path!a}: cannot be read ({reason})") from None
+    if _is_endless(status, stream):
+        stream.close()
+        raise NoDataError(f"{path} is a device: name a log file, or a pipe")
     regular = stat.S_ISREG(status.st_mode)
     return stream, status.st_size if regular else None, status.st_mtime if regular else time.time()
+
+
+def _is_endless(status: os.stat_result, stream: BinaryIO) -> bool:
+    """Whether it is a disk or a device without an end; terminals and ``/dev/null`` have one."""
+    if stat.S_ISBLK(status.st_mode):
+        return True
+    is_null = status.st_rdev == os.makedev(1, 3)
+    return stat.S_ISCHR(status.st_mode) and not is_null and not stream.isatty()

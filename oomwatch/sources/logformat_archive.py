@@ -31,7 +31,8 @@ _MARKS: Final = (  # UTF-32 first: its mark begins with that of UTF-16
 class Blocks:
     """Iterates over the decompressed bytes of a stream, in blocks of about 128 KiB, as UTF-8.
 
-    Bytes of unknown encodings pass as they are. The stream is not closed.
+    Bytes of unknown encodings pass as they are. The stream is not closed. Raises OSError at once if
+    not even its first bytes can be read.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -63,7 +64,11 @@ class Blocks:
         block = self._head
         while block:
             yield block
-            block = self._stream.read(BLOCK)
+            try:
+                block = self._stream.read(BLOCK)
+            except OSError as error:  # a failing disk, a stale network mount
+                self.damage = f"reading failed ({error.strerror or 'input/output error'})"
+                return
             self.consumed_bytes += len(block)
 
     def _archive(self, opener: Callable[[BinaryIO], _Archive]) -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
@@ -147,6 +148,40 @@ def test_unreadable_path_is_shown_without_control_characters():
     with pytest.raises(SourceUnavailable) as caught:
         read_log("a\x1b[31m\0b")
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/full"])
+def test_a_device_without_an_end_is_no_log(device):
+    with pytest.raises(NoDataError, match="is a device"):
+        next(read_log(device), None)
+
+
+def test_the_null_device_is_an_empty_log():
+    assert list(read_log("/dev/null")) == []
+
+
+def test_a_file_that_cannot_be_read_at_all():
+    with pytest.raises(SourceUnavailable, match=r"cannot be read \(Input/output error\)"):
+        next(read_log("/proc/self/mem"), None)
+
+
+class FailingDisk(io.BytesIO):
+    """Gives one block, then fails as a bad sector or a stale mount does."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.tell() > 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(size)
+
+
+def test_a_disk_that_fails_in_the_middle_is_read_as_far_as_it_goes():
+    notes = []
+    lines = read_stream(
+        FailingDisk(b"first\n" + b"x" * 200_000), "log", clock=Clock(None, 0.0), note=notes.append
+    )
+    assert next(lines).text == "first"
+    assert len(list(lines)) == 1
+    assert notes == ["log: reading failed (Input/output error); read as far as it goes"]
 
 
 def test_empty_file(tmp_path):
