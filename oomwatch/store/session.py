@@ -6,6 +6,7 @@ import contextlib
 import os
 import sqlite3
 from pathlib import Path
+from typing import Final
 
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL
@@ -13,6 +14,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from oomwatch.store.database import BrokenStoreError, open_writer, quarantine, rescue
 from oomwatch.store.location import StoreError, file_of
+
+_MAGIC: Final = b"SQLite format 3\0"
 
 
 class WriteSession:
@@ -79,6 +82,19 @@ class WriteSession:
     def is_moved(self) -> bool:
         """Whether the file of that name, or its log, is no longer the one that is open."""
         return self.is_open() and self._identify() != self._ids
+
+    def is_damaged(self) -> bool:
+        """Whether the open file no longer begins as SQLite's do.
+
+        The connection itself would go on for long: what it reads again and again is cached.
+        """
+        if self._path is None or not self.is_open():
+            return False
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                return file.read(len(_MAGIC)) not in {_MAGIC, b""}
+        except OSError:
+            return False  # a file that is away or that may not be read is another trouble
 
     def restore(self) -> str:
         """Put the rows of a deleted file, which is still open here, into a new one of its name.

@@ -60,7 +60,8 @@ class StoreWriter:
     """Writes one host's records to a store from a thread of its own.
 
     `on_status` is called in that thread with every change of mode and every notice; it must be
-    quick and must not raise. `clock` is for tests that set the clock.
+    quick and must not raise. `clock` and `wall` (milliseconds) are for replays, and for tests that
+    set the clock.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class StoreWriter:
         interval_seconds: float = 1.0,
         capacity: int = CAPACITY,
         clock: ClockWatch | None = None,
+        wall: Callable[[], int] = wall_ms,
     ) -> None:
         self._retention = retention or Retention()
         self._session = WriteSession(parse_store(store), self._retention.max_bytes)
@@ -81,6 +83,7 @@ class StoreWriter:
         self._lanes = Lanes(capacity)
         self._recorder = Recorder(host)
         self._clock = clock
+        self._wall_ms = wall
         self._chores: Iterator[object] | None = None
         self._calls: list[tuple[Callable[[Connection], Any], concurrent.futures.Future[Any]]] = []
         self._calls_lock = threading.Lock()
@@ -119,7 +122,7 @@ class StoreWriter:
     def put_events(self, events: Iterable[Event], engine_id: str | None = None) -> None:
         """Hand over log lines and kernel events of one engine, in the order they were read."""
         assert self._clock is not None, "start() comes first"  # noqa: S101 - wrong use
-        clock, now = self._clock.now(), wall_ms()
+        clock, now = self._clock.now(), self._wall_ms()
         self._lanes.add_events(PendingEvent(event, engine_id, clock, now) for event in events)
 
     def save_incident(self, incident: StoredIncident) -> None:
@@ -134,7 +137,7 @@ class StoreWriter:
 
     def save_position(self, source: str, position: Mapping[str, Any]) -> None:
         """Store where a follower is, not before the lines that were handed over before."""
-        self._lanes.add_position(Position(source, position, wall_ms()))
+        self._lanes.add_position(Position(source, position, self._wall_ms()))
 
     def call(self, work: Callable[[Connection], _Result]) -> concurrent.futures.Future[_Result]:
         """Run `work` in the thread, after what is waiting was written, outside a transaction.
@@ -212,6 +215,9 @@ class StoreWriter:
         if self._session.is_moved():
             self._reset()
             self._say(self._status.mode, self._session.restore())
+        elif self._session.is_damaged():
+            self._reset()
+            self._say(self._status.mode, self._session.begin_anew())
         elif not self._session.is_open():
             self._reset()
             notice = self._session.open()
@@ -261,7 +267,7 @@ class StoreWriter:
     def _make_room(self) -> bool:
         """Whether the file was at its own limit, and is below it now."""
         limit = self._retention.max_bytes
-        return limit is not None and make_room(self._session.connection, limit, wall_ms())
+        return limit is not None and make_room(self._session.connection, limit, self._wall_ms())
 
     def _run_calls(self) -> None:
         connection = self._session.connection
@@ -290,7 +296,7 @@ class StoreWriter:
         if self._chores is None:
             with connection.begin():
                 host_id = self._recorder.names.host_id(connection)
-            self._chores = chores(connection, host_id, self._retention, wall_ms())
+            self._chores = chores(connection, host_id, self._retention, self._wall_ms())
 
     def _run_chores(self) -> None:
         if self._chores is None:

@@ -152,9 +152,9 @@ static void parse_line(char *line)
         snprintf(answer->call, sizeof answer->call, "%s", a);
         return;
     }
-    if (!strcmp(word, "delay") && (n = sscanf(line, "%*s %63s %d %d", a, &z, &gpu)) >= 2) {
+    if (!strcmp(word, "delay") && (n = sscanf(line, "%*s %63s %d %d %d %d", a, &z, &gpu, &x, &y)) >= 2) {
         struct answer *answer = &answers[answer_count++];
-        *answer = (struct answer){"", 0, z, gpu, 0, MAX_STEP};
+        *answer = (struct answer){"", 0, z, gpu, x, y < 0 ? MAX_STEP : y};
         snprintf(answer->call, sizeof answer->call, "%s", a);
         return;
     }
