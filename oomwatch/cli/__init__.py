@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "service": "Run the agent under systemd: install, remove, look at it.",
     "db": "Look into the agent's store: stats, check, prune, export.",
     "record": "Record this host, for a time or until an incident.",
+    "replay": "A recording as the agent would have seen it, or any command on it.",
     "demo": "The main job on an embedded recording, then on this host.",
     "completion": "Print the completion script of a shell.",
 }

@@ -139,6 +139,16 @@ def read_samples(
     return thinner.samples()
 
 
+def iterate_samples(directory: Path, kind: SampleKind[Sample]) -> Iterator[Sample]:
+    """All samples of one file as they stand there, one at a time; unreadable lines are left out."""
+    path = directory / kind.file_name
+    if path.is_file():
+        for line in _lines(path):
+            sample = None if line is None else _sample_of(line, kind)
+            if sample is not None:
+                yield sample
+
+
 def _lines(path: Path) -> Iterator[bytes | None]:
     """Lines that are not blank; None for one that is too long to be a sample."""
     with path.open("rb") as file:
