@@ -209,7 +209,11 @@ class Detector:
 
     # ---------------------------------------------------------------- explanations
     def _explain(
-        self, engines: list[WatchedEngine], window: tuple[float, float] | None = None
+        self,
+        engines: list[WatchedEngine],
+        window: tuple[float, float] | None = None,
+        *,
+        with_exits: bool = True,
     ) -> Diagnosis:
         self.explained_total += 1
         return self._explainer.explain(
@@ -221,6 +225,7 @@ class Detector:
             ],
             gpus=self._conditions.last_gpus.values(),
             window=window,
+            with_exits=with_exits,
         )
 
     def _explain_again(self, incident_id: str) -> None:
@@ -313,7 +318,7 @@ class Detector:
                 is_later = engine.seen_monotonic > touched
             if is_later and up is not None and now - up >= quiet:
                 return True
-            if worked is not None and worked - touched >= quiet:
+            if not is_later and worked is not None and worked - touched >= quiet:
                 return True
         if now - touched <= quiet:
             return False

@@ -38,8 +38,12 @@ class Explainer:
         kernel: Iterable[KernelEvent] = (),
         gpus: Iterable[GpuSample] = (),
         window: tuple[float, float] | None = None,
+        with_exits: bool = True,
     ) -> Diagnosis:
-        """Judge these engines; with the samples of a window where one is given."""
+        """Judge these engines; with the samples of a window where one is given.
+
+        `with_exits`: with how their processes ended, or by what they said alone.
+        """
         notes: list[SourceStatus] = []
         series = Series()
         if window is not None:
@@ -68,7 +72,7 @@ class Explainer:
             ),
             gpus=tuple(gpu_of(sample) for sample in gpus),
             sources=tuple(notes),
-            exits=tuple(exit_ for engine in engines for exit_ in engine.exits),
+            exits=tuple(exit_ for engine in engines for exit_ in engine.exits if with_exits),
             live=True,
         )
         return with_remedies(diagnose(inputs))

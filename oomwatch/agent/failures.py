@@ -63,14 +63,16 @@ class Failures:
     def __init__(
         self,
         table: EngineTable,
-        explain: Callable[[list[WatchedEngine]], Diagnosis],
+        explain: Callable[..., Diagnosis],
         raise_trigger: Raise,
         is_failing: Callable[[str], bool],
         *,
         wall: Callable[[], float],
         started_at: float,
     ) -> None:
-        """`is_failing`: whether a failure of an engine is not over.
+        """`explain` judges a list of starts, also without how their processes ended.
+
+        `is_failing`: whether a failure of an engine is not over.
 
         `wall` is the clock of epoch time, `started_at` when the agent was started by it.
         """
@@ -145,12 +147,22 @@ class Failures:
             del self._logs[engine_id]
             return
         log.judged = now
-        diagnosis = self._explain([engine])
+        diagnosis = self._diagnose(engine)
         _LOG.debug("%s judged: %s", engine_id, diagnosis.verdict)
         fresh = self._fresh(engine, diagnosis)
         log.quiet = 0 if fresh else log.quiet + 1
         for place, finding in reversed(fresh):  # oldest first
             self._tell(engine, diagnosis, place, finding, now)
+
+    def _diagnose(self, engine: WatchedEngine) -> Diagnosis:
+        """What happened to this start; a server that stops on request may kill its workers."""
+        diagnosis = self._explain([engine])
+        lead = diagnosis.incidents[0].finding if diagnosis.incidents else None
+        if lead is not None and all(item.source == "process" for item in lead.evidence):
+            said = self._explain([engine], with_exits=False)
+            if said.incidents and said.incidents[0].finding.cause == "shutdown_requested":
+                return said
+        return diagnosis
 
     def _fresh(self, engine: WatchedEngine, diagnosis: Diagnosis) -> list[tuple[int, Finding]]:
         """Failures that were not told yet and are not from before our time; newest first."""
@@ -186,7 +198,7 @@ class Failures:
     def _judge_end(self, end: _End, now: float) -> None:
         """Whether the engine failed, or did as it was asked."""
         engine = end.engine
-        diagnosis = self._explain([engine])
+        diagnosis = self._diagnose(engine)
         fresh = self._fresh(engine, diagnosis)
         for place, finding in reversed(fresh):
             self._tell(engine, diagnosis, place, finding, now)

@@ -152,7 +152,9 @@ class Rig:
                 gpus=(0,),
                 metrics_url="http://127.0.0.1:8000/metrics",
             )
-            engines.append(DiscoveredEngine(recorded, members, (), started_at=started_at or self.wall))
+            engines.append(
+                DiscoveredEngine(recorded, members, (), started_at=started_at or self.wall)
+            )
         found = Discovery(
             self.wall, tuple(engines), (), NvmlReading(self.wall, "ok"), ProcessTree([])
         )
