@@ -132,7 +132,11 @@ class ExitWatch:
         """Watch the process of that number that started then; one that is gone is told of next."""
         watched = _Watched(pid, start_ticks, engine_id, name, role)
         with self._lock:
-            if self._closed or watched.key in self._watched:
+            if self._closed:
+                return
+            known = self._watched.get(watched.key)
+            if known is not None:  # a process may take its name, and so its role, after a while
+                known.engine_id, known.name, known.role = engine_id, name, role
                 return
             self._open(watched)
             self._watched[watched.key] = watched

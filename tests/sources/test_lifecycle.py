@@ -98,6 +98,17 @@ def test_status_of_a_process_that_nobody_has_fetched_yet(watch, command, code, b
         assert watch.wait(0) == []
 
 
+def test_a_process_that_renames_itself_ends_under_its_last_name(watch):
+    with child("sleep", "60") as process:
+        started = ticks(process.pid)
+        watch.watch(process.pid, started, "vllm-1", name="python3", role="helper")
+        watch.watch(process.pid, started, "vllm-1", name="VLLM::EngineCor", role="engine")
+        assert len(watch) == 1
+        process.kill()
+        (ended,) = until_ended(watch)
+        assert (ended.name, ended.role) == ("VLLM::EngineCor", "engine")
+
+
 def test_status_of_another_parent_s_process():
     watch = ExitWatch()
     pid = stranger()
