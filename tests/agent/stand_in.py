@@ -79,10 +79,11 @@ server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Page)
 server.daemon_threads = True
 threading.Thread(target=server.serve_forever, daemon=True).start()
 told = 0
-say(prefix + "Application startup complete.\n")
+say("(APIServer pid=%d) INFO:     Application startup complete.\n" % os.getpid())
 while True:
     now = state()
-    say((prefix + ':     127.0.0.1:42 - "POST /v1/completions HTTP/1.1" 200 OK\n') * (now["load"] // 10))
+    ordinary = '(APIServer pid=1) INFO:     127.0.0.1:42 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+    say(ordinary * (now["load"] // 10))
     while told < now["told"]:
         told += 1
         say("WARNING %s [x.py:1] memory is low, number %d.\n" % (time.strftime("%m-%d %H:%M:%S"), told))

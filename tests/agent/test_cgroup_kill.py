@@ -73,7 +73,7 @@ def test_a_kill_for_a_control_groups_limit_is_one_incident(new_agent, new_engine
     time.sleep(3)  # other witnesses: the count of the control group, the kernel's line
     (incident,) = failures(agent, engine)
     assert kinds(incident) & {"cgroup_oom", "kernel_oom"}
-    assert cause(incident) == "cgroup_oom_kill"
+    assert cause(incident) == "host_oom_kill"
     assert incident.opened_at >= asked_at - 1
     texts = " ".join(trigger.text for trigger in incident.triggers)
     assert str(core) in texts
