@@ -76,7 +76,7 @@ _STAGES: Final[tuple[tuple[Stage, re.Pattern[str]], ...]] = tuple(
         ),
         (
             "load",
-            r":(?:load_model|load_weights|get_model|_?initialize_model|make_layers|create_weights|initialize|get_all_weights|from_pretrained|_load_pretrained_model)\b",
+            r"(?<!worker\.py):get_model\b|:(?:load_model|load_weights|_?initialize_model|make_layers|create_weights|initialize|get_all_weights|from_pretrained|_load_pretrained_model)\b",
         ),
         ("init", r":init_device\b"),
         (
@@ -125,7 +125,7 @@ _STRONG: Final[tuple[tuple[Part, re.Pattern[str]], ...]] = tuple(
         ),
         (
             "moe",
-            r"(?:fused_moe|deepep|deep_ep|moe_align|:experts?\b|all2all|prepare_finalize|modular_kernel|expert_|token_dispatcher)",
+            r"(?:fused_moe|layers/moe/|deepep|deep_ep|moe_align|:experts?\b|all2all|prepare_finalize|modular_kernel|expert_|token_dispatcher)",
         ),
     )
 )

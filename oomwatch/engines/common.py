@@ -421,6 +421,15 @@ OTHER_ENGINES: Final[tuple[Pattern, ...]] = (
         "ollama",
     ),
     Pattern(
+        "ollama.host_short",
+        "check",
+        "requires more system memory",
+        r"model requires more system memory \((?P<needed_size>[0-9.]+ [KMGT]?i?B)\) than is available \((?P<available_size>[0-9.]+ [KMGT]?i?B)\)",
+        "model requires more system memory (21.5 GiB) than is available (11.1 GiB)",
+        "ollama",
+        where="any",
+    ),
+    Pattern(
         "llama.loading",
         "stage",
         "load_tensors:",

@@ -283,6 +283,7 @@ def unnamed(facts: Facts) -> Finding | None:
         and f.oom is None
         and _base(f.name) not in _NOT_FATAL
         and not f.relayed
+        and not _base(f.name).startswith("nccl")
         and f.match("nccl.cuda_error") is None  # NCCL's own line decides, see nccl.full_card
     ]
     if not own:

@@ -322,6 +322,15 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "0.4.2..",
     ),
     Pattern(
+        "sglang.rank_missing",
+        "messenger",
+        "could finish the model loading",
+        r"could finish the model loading, but there are other ranks that didn't finish",
+        "TP rank 0 could finish the model loading, but there are other ranks that didn't finish loading. It is likely due to unexpected failures (e.g., OOM) or a slow node.",
+        "0.4.0..",
+        where="any",
+    ),
+    Pattern(
         "sglang.rank_dead",
         "messenger",
         "scheduler is dead",
