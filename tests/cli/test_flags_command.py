@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from click.testing import CliRunner
-from test_incidents import AT, HOSTILE, diagnosis, incident, stored
+from test_incidents_command import AT, HOSTILE, diagnosis, incident, stored
 
 from oomwatch.cli import cli
 from oomwatch.errors import NoInputError

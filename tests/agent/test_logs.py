@@ -1,0 +1,142 @@
+"""The followers of all logs together, on real files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oomwatch.agent import logs
+from oomwatch.agent.engines import WatchedEngine
+from oomwatch.agent.logs import LogFollowers
+from oomwatch.config import Config
+from oomwatch.discovery import DiscoveredEngine
+from oomwatch.records import RecordedEngine
+from oomwatch.sources.output import LogLocation
+
+FAILED = "ERROR 11-29 10:05:00 core.py:5] torch.OutOfMemoryError: CUDA out of memory.\n"
+
+
+class Sink:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str | None, str]] = []
+        self.positions: dict[str, object] = {}
+
+    def put_events(self, events, engine_id=None) -> None:
+        self.lines += [(engine_id, line.text) for line in events]
+
+    def save_position(self, source, position) -> None:
+        self.positions[source] = position
+
+
+class Rig:
+    def __init__(self, folder: Path, positions=None) -> None:
+        self.folder = folder
+        self.sink = Sink()
+        self.told: list[str] = []
+        self.followers = LogFollowers(
+            Config().sources, self.sink, self.told.append, positions or {}
+        )
+
+    def engine(self, name: str, *files: str) -> WatchedEngine:
+        places = tuple(LogLocation("file", path=str(self.folder / file)) for file in files)
+        found = DiscoveredEngine(RecordedEngine(name), (), places)
+        return WatchedEngine(found, seen_monotonic=0.0, begun_monotonic=0.0)
+
+    def write(self, file: str, text: str) -> None:
+        with (self.folder / file).open("a") as log:
+            log.write(text)
+
+    def close(self) -> None:
+        for one in self.followers._followed.values():
+            one.tail.follower.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.close()
+
+
+def test_telling_lines_are_stored_told_of_and_their_place_saved(rig):
+    rig.write("a.log", "INFO hello\n")
+    assert rig.followers.attach(rig.engine("one", "a.log")) == []
+    rig.followers.look()
+    assert (rig.sink.lines, rig.told) == ([], [])
+    rig.write("a.log", FAILED)
+    rig.followers.look()
+    assert [name for name, _ in rig.sink.lines] == ["one"]
+    assert rig.told == ["one"]
+    assert rig.sink.positions[str(rig.folder / "a.log")]["number"] == 3
+
+
+def test_a_log_that_cannot_be_read_says_why_and_leaves_the_others_alone(rig):
+    rig.write("a.log", "INFO hello\n")
+    (reason,) = rig.followers.attach(rig.engine("one", "none.log"))
+    assert reason.endswith("none.log: No such file or directory")
+    two = rig.engine("two", "none.log", "a.log")
+    assert rig.followers.attach(two) == []
+    assert len(two.tails) == 1
+
+
+def test_the_next_start_goes_on_in_the_same_log(rig):
+    rig.write("a.log", "INFO hello\n")
+    first, second = rig.engine("one", "a.log"), rig.engine("one", "a.log")
+    rig.followers.attach(first)
+    rig.followers.look()
+    rig.write("a.log", FAILED)
+    rig.followers.attach(second)
+    rig.followers.look()
+    assert first.tails == second.tails
+    assert len(rig.sink.lines) == 1
+
+
+def test_the_log_of_an_engine_that_has_gone_is_let_go_after_a_while(rig, monkeypatch):
+    rig.write("a.log", "INFO hello\n" + FAILED)
+    rig.followers.attach(rig.engine("one", "a.log"))
+    rig.followers.look()
+    rig.followers.keep({"one"})
+    rig.followers.keep(set())
+    rig.followers.look()
+    assert len(rig.followers._followed) == 1
+    monkeypatch.setattr(logs, "_KEEP_SECONDS", 0.0)
+    rig.followers.look()
+    assert rig.followers._followed == {}
+    # Should it come back, it goes on where it was: nothing is told twice.
+    rig.followers.attach(rig.engine("one", "a.log"))
+    rig.followers.look()
+    assert len(rig.sink.lines) == len([text for _, text in rig.sink.lines if "hello" in text]) * 2
+    rig.write("a.log", FAILED)
+    before = len(rig.sink.lines)
+    rig.followers.look()
+    assert len(rig.sink.lines) == before + 1
+
+
+def test_another_run_goes_on_from_the_saved_place(tmp_path):
+    first = Rig(tmp_path)
+    first.write("a.log", FAILED)
+    first.followers.attach(first.engine("one", "a.log"))
+    first.followers.look()
+    first.close()
+    again = Rig(tmp_path, first.sink.positions)
+    again.followers.attach(again.engine("one", "a.log"))
+    again.followers.look()
+    assert again.sink.lines == []
+    again.write("a.log", FAILED)
+    again.followers.look()
+    assert len(again.sink.lines) == 1
+    again.close()
+
+
+def test_what_is_switched_off_is_not_read(rig):
+    import dataclasses
+
+    rig.write("a.log", FAILED)
+    rig.followers.reconfigure(dataclasses.replace(Config().sources, logs=False))
+    assert rig.followers.attach(rig.engine("one", "a.log")) == [
+        "log files are not read (sources.logs)"
+    ]
