@@ -21,7 +21,9 @@ from oomwatch.diagnose.client_text import (
     access_status,
     is_client_text,
     own_words,
+    refuses_request,
     without_echo,
+    without_repeated,
 )
 from oomwatch.diagnose.items import Failure, LogEvent
 from oomwatch.engines.common import OTHER_ENGINES
@@ -81,6 +83,10 @@ _ENDS_MESSAGE: Final = (
 _SEVERE: Final = ("ERROR", "CRITICAL", "FATAL")
 _CUT_AT_START: Final = 40
 """Lines from the start of the input in which bare frames count although their header is missing."""
+_FAILED_STEP: Final = re.compile(
+    r"(?:Failed to|Error (?:while|in)|Could not|Cannot) [\w .'-]{1,80}: (?:CUDA|HIP) out of memory\. Tried to allocate "
+)
+"""What a program logs, without a level, of an allocation that one of its steps could not get."""
 _RAISE: Final = re.compile(r"\s*raise (\w+)\(")
 _LITERAL: Final = re.compile(r'"([^"\\]*)"')
 _MAX_SOURCE: Final = 600
@@ -284,6 +290,12 @@ class Extractor:
                 yield LogEvent(REQUEST, REQUEST.fields(match), line, self._order)
 
     def _line(self, line: LogLine) -> Iterator[LogEvent | Failure]:
+        items = list(self._items(line))
+        if items and (own := without_repeated(line.text)) != line.text:
+            items = list(self._items(dataclasses.replace(line, text=own)))
+        yield from items
+
+    def _items(self, line: LogLine) -> Iterator[LogEvent | Failure]:
         text = line.text
         if not text or text.isspace():
             return
@@ -309,6 +321,9 @@ class Extractor:
         ):
             # Its traceback is missing: the log was cut, or only the last lines were copied.
             yield _standalone(line, self._order, name[1], name[2])
+        elif line.level is None and _is_bare_refusal(text):
+            # Only the sentence was copied, or a program printed it without the exception's name.
+            yield _standalone(line, self._order, "", text)
         for pattern, fields in TABLE.match_line(text):
             yield LogEvent(pattern, fields, line, self._order)
 
@@ -333,6 +348,19 @@ def _is_deciding(text: str) -> bool:
     )
 
 
+def _is_bare_refusal(text: str) -> bool:
+    """Whether a line begins with the sentence of an engine's check, or tells of a failed step."""
+    if _FAILED_STEP.match(text):
+        return True
+    return any(
+        pattern.kind == "check"
+        and pattern.where == "exception"
+        and (match := pattern.search(text)) is not None
+        and match.start() == 0
+        for pattern in TABLE.patterns
+    )
+
+
 def _is_new_record(header: LogLine, line: LogLine) -> bool:
     return line.origin != header.origin or line.prefixed != header.prefixed
 
@@ -345,6 +373,8 @@ def _starts_record(line: LogLine) -> bool:
 def _finish(message: _Message) -> Failure:
     opened = message.traceback
     failure = _failure(message.name, "\n".join(message.parts), message.line, message.order)
+    if opened.paths and refuses_request(message.name, opened.paths[-1]):
+        failure = dataclasses.replace(failure, matches=(), oom=None, relayed=False)
     return dataclasses.replace(
         failure,
         frames=tuple(opened.frames),

@@ -80,7 +80,8 @@ def parse_oom(text: str) -> TorchOom | None:
     start = text.find("out of memory")
     if start < 0:
         return None
-    text = text[max(0, start - 40) : start + _LIMIT]
+    # A terminal or a pager that wrapped the line leaves runs of blanks in it.
+    text = " ".join(text[max(0, start - 40) : start + _LIMIT].split())
     tried = _TRIED.search(text)
     if tried is None:
         return None

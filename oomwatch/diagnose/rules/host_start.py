@@ -45,6 +45,27 @@ def node_monitor(facts: Facts) -> Finding | None:
     )
 
 
+def refused_for_host(facts: Facts) -> Finding | None:
+    """Ollama compared what a model needs with the host's free memory, and refused to load it."""
+    hit = facts.failing("ollama.host_short")
+    event = facts.said("ollama.host_short")
+    if hit is None and event is None:
+        return None
+    fields = hit[1] if hit is not None else event.fields if event is not None else {}
+    needed, there = fields.get("needed_bytes"), fields.get("available_bytes")
+    line = hit[0].line if hit is not None else event.line if event is not None else None
+    return found(
+        facts,
+        "host_oom_load",
+        0.85,
+        f"The model needs {format_bytes(needed)} of host memory and {format_bytes(there)} are available, so it was not loaded.",
+        [cite(line)] if line is not None else [],
+        strength=NAMED_CHECK,
+        order=hit[0].order if hit is not None else event.order if event is not None else None,
+        values={"stage": "load", "host_free_bytes": there},
+    )
+
+
 def compiler_killed(facts: Facts) -> Finding | None:
     """A build at start failed because its compilers were killed, not because of its code."""
     hit = facts.failing("jit.build")
@@ -161,6 +182,7 @@ def vanished_while_loading(facts: Facts) -> Finding | None:
 
 RULES: Final[tuple[Rule, ...]] = (
     node_monitor,
+    refused_for_host,
     compiler_killed,
     killed_in_build,
     vanished_while_loading,

@@ -266,8 +266,10 @@ def _uneven(facts: Facts, needed: float | None, available: float | None) -> str 
 def sized_to_nothing(facts: Facts) -> Finding | None:
     """The start measured too little for the cache, and of the refusal only a wrapper is in the input."""
     engine, run = facts.engine, facts.run
-    if run is None or facts.failures or not facts.messengers or run.stage != "kv":
+    if run is None or facts.failures or run.stage != "kv":
         return None
+    if not facts.messengers:
+        return _measured_negative(facts)
     first = min(facts.messengers, key=lambda m: m.order)
     empty = engine.kv_blocks == 0 or (engine.kv_bytes is not None and engine.kv_bytes <= 0)
     short = engine.kv_blocks is not None and ((engine.kv_tokens or 0) < (engine.max_model_len or 0))
@@ -294,6 +296,30 @@ def sized_to_nothing(facts: Facts) -> Finding | None:
             "max_model_len": engine.max_model_len,
         },
         unseen=("The refusal itself: the lines of the engine core.",),
+    )
+
+
+def _measured_negative(facts: Facts) -> Finding | None:
+    """The log ends where a start measured less than nothing for the cache, which every release refuses."""
+    measured = facts.said("vllm.kv_available")
+    size = facts.engine.kv_bytes
+    if measured is None or size is None or size >= 0 or facts.served:
+        return None
+    return found(
+        facts,
+        "kv_no_blocks",
+        0.6,
+        f"The start measured {format_bytes(size)} for the KV cache: weights and the activation peak need more than the share"
+        " of the card allows, and no release starts like that.",
+        [cite(measured.line), *_run_evidence(facts, "vllm.weights_v1", "vllm.weights_v0")],
+        strength=STAGE,
+        order=measured.order,
+        values={
+            "stage": "kv",
+            "available_kv_bytes": size,
+            "max_model_len": facts.engine.max_model_len,
+        },
+        unseen=("The refusal itself: the log ends before it.",),
     )
 
 

@@ -242,6 +242,26 @@ def hang(facts: Facts) -> Finding | None:
     )
 
 
+def stuck_collective(facts: Facts) -> Finding | None:
+    """The watchdog saw a collective fail and printed no reason of its own."""
+    event = facts.said("nccl.watchdog_noticed")
+    if event is None or facts.failures:
+        return None
+    return found(
+        facts,
+        "nccl_watchdog",
+        0.6,
+        _SAYS["nccl_watchdog"],
+        [cite(event.line)],
+        strength=STAGE,
+        order=event.order,
+        values={"stage": "serving" if facts.served else "init"},
+        unseen=(
+            "What the other ranks printed before that line, and the kernel log for Xid lines.",
+        ),
+    )
+
+
 def adapter_queue(facts: Facts) -> Finding | None:
     """Requests wait at an empty KV cache because every adapter slot is taken."""
     if not facts.lora:
@@ -343,4 +363,12 @@ def _base(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-RULES: Final[tuple[Rule, ...]] = (named, peer_access, ring_timeout, hang, adapter_queue, unnamed)
+RULES: Final[tuple[Rule, ...]] = (
+    named,
+    peer_access,
+    ring_timeout,
+    hang,
+    stuck_collective,
+    adapter_queue,
+    unnamed,
+)
