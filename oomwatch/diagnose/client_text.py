@@ -5,9 +5,21 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from oomwatch.engines.client_text import is_client_text, without_echo
+from oomwatch.engines.client_text import (
+    is_client_text,
+    refuses_request,
+    without_echo,
+    without_repeated,
+)
 
-__all__ = ["access_status", "is_client_text", "own_words", "without_echo"]
+__all__ = [
+    "access_status",
+    "is_client_text",
+    "own_words",
+    "refuses_request",
+    "without_echo",
+    "without_repeated",
+]
 
 _AFTER_SPAN: Final = re.compile(r".*\}(?::\w+)*: [\w:]+: (\S+\.rs:\d+: .*)$")
 _ACCESS: Final = re.compile(

@@ -26,6 +26,9 @@ _NOT_PROSE: Final = re.compile(
     r"The above exception was|During handling of|Compile with|For debugging|Search for|Please |Setting |Using |Loading "
 )
 
+_USAGE: Final = re.compile(r"[Uu]sage: \S")
+_SECTION: Final = re.compile(r"[A-Za-z][A-Za-z ]{1,40}:$")
+
 _BINARY: Final = 10
 """One unreadable byte in so many characters: a log in a foreign encoding is mostly ASCII."""
 
@@ -36,6 +39,9 @@ class Form:
     def __init__(self) -> None:
         self.quoted = False
         """Whether the line looked at last stands in a fence or a `pre` block."""
+        self.explains = False
+        """Whether the line looked at last is of the help that a program prints below its usage."""
+        self._usage = False
         self._fences = 0
         self._marks = 0
         self._sentences = 0
@@ -50,6 +56,7 @@ class Form:
         text = line.text
         self._characters += len(text)
         self._unreadable += text.count("\ufffd")
+        self._look_for_help(line)
         if line.stream is not None or (line.at is not None and not line.prefixed):
             self._by_program += 1
         if line.prefixed:
@@ -74,6 +81,14 @@ class Form:
             )
         self._blank = not stripped
         self._title = 3 <= len(text) <= 80 and not text[0].isspace() and "Error" not in text
+
+    def _look_for_help(self, line: LogLine) -> None:
+        text = line.text
+        goes_on = self._usage and not line.prefixed
+        self.explains = goes_on and (
+            not text or text[0].isspace() or _SECTION.match(text) is not None
+        )
+        self._usage = self.explains or (not line.prefixed and _USAGE.match(text) is not None)
 
     @property
     def is_binary(self) -> bool:

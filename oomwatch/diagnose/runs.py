@@ -186,7 +186,7 @@ class Run:
         self.events = [
             event
             for event in self.events
-            if event.pattern.kind not in _FATAL
+            if (event.pattern.kind not in _FATAL and event.pattern.kind != "pressure")
             or event.line.prefixed
             or event.order > self.last_alive
         ]
@@ -215,7 +215,7 @@ class RunBuilder:
         self._form.look_at(line)
         if line.prefixed and not self._form.quoted:
             run.prefixed_lines += 1
-        for item in self._extractor.feed(line):
+        for item in () if self._form.explains else self._extractor.feed(line):
             self._take(item)
         run = self.runs[-1]
         if run.first is None:

@@ -226,7 +226,11 @@ class _Reading:
         # engine label -> metric name with suffix -> (metric, series)
         self._engines: dict[str, dict[str, tuple[_Wanted, list[Series]]]] = {}
         for label, want, series in self._labelled(rows):
-            names = self._engines.setdefault(label, {})
+            names = self._engines.get(label)
+            if names is None:
+                if len(self._engines) == MAX_ENGINES:
+                    continue
+                names = self._engines[label] = {}
             key = want.metric.name + want.suffix
             names.setdefault(key, (want, []))[1].append(series)
         self.cache_config = {
@@ -263,7 +267,7 @@ class _Reading:
                 extra={name: value for name, value in values.items() if name not in fields},
                 **{name: value for name, value in values.items() if name in fields},
             )
-            for label in labels[:MAX_ENGINES]
+            for label in labels
             if (values := self._values[label])
         )
 

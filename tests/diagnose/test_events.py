@@ -81,6 +81,63 @@ def test_what_a_client_sent_is_no_event(line: str) -> None:
     assert list(extract(lines_of(line + "\n"))) == []
 
 
+_LONG = "Input prompt (9000 tokens) is too long and exceeds the capacity of block_manager"
+_CLIENTS_WORDS = [
+    "ERROR 11-20 09:20:00 [serving_chat.py:200] Error with model object='error' message='The model `{}` does not exist.' code=404",
+    "ERROR 11-20 09:20:00 [serving_chat.py:200] Error with model error=ErrorInfo(message='The model `{}` does not exist.', code=404)",
+    "WARNING 11-20 09:20:00 [protocol.py:83] The following fields were present in the request but ignored: {{'{}'}}",
+    "WARNING 11-20 09:20:00 api.py:83] The following fields were present in the request but ignored: {{'{}'}}",
+    "INFO 11-20 09:20:00 [async_llm.py:400] Aborted request cmpl-{}.",
+    "INFO 11-20 09:20:00 [async_llm.py:300] Added request chatcmpl-{}.",
+    "ERROR 11-20 09:20:00 [hermes_tool_parser.py:100] Error in extracting tool call from response: {}",
+    "WARNING 11-20 09:20:00 [chat_utils.py:100] Unknown content '{}'",
+    "[2025-11-20 09:20:00] [http_server] Error: Got LoRA adapter that has never been loaded: {}",
+    "[2025-11-20 09:20:00] Abort queued request. req.rid='{}'",
+    '[2025-11-20 09:20:00] Abort queued request. req.rid="it\'s {}"',
+    "[2025-11-20 09:20:00] Error in detect_and_parse: {}",
+    "[2025-11-20 09:20:00] Tool parsing error: {}",
+    "[2025-11-20 09:20:00] Failed to parse JSON part: {}, JSON parse error: x",
+]
+
+
+@pytest.mark.parametrize("words", [OOM, _LONG, "[Errno 98] Address already in use"])
+@pytest.mark.parametrize("line", _CLIENTS_WORDS)
+def test_names_and_ids_that_a_client_chose_are_no_event(line: str, words: str) -> None:
+    items = list(extract(lines_of(line.format(words) + "\n")))
+    assert [item for item in items if isinstance(item, Failure) and item.matches] == []
+    assert [item for item in items if isinstance(item, LogEvent)] == []
+
+
+def test_what_the_engine_says_behind_the_id_of_a_request_counts() -> None:
+    line = (
+        "[2025-11-20 09:20:00] Prefill transfer failed for request rank=0 req.rid='{}' "
+        "with exception KVTransferError(bootstrap_room=1): Decode instance could be dead"
+    )
+    assert "sglang.transfer" in {e.pattern.id for e in events(line.format(OOM) + "\n")}
+    assert "cuda.oom_raw" not in {e.pattern.id for e in events(line.format(OOM) + "\n")}
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "counts"),
+    [
+        ("vllm/entrypoints/chat_utils.py", "ValueError", False),
+        ("vllm/entrypoints/openai/tool_parsers/hermes_tool_parser.py", "KeyError", False),
+        ("vllm/entrypoints/chat_utils.py", "torch.OutOfMemoryError", True),
+        ("vllm/v1/core/kv_cache_utils.py", "ValueError", True),
+        ("vllm/entrypoints/openai/serving_engine.py", "ValueError", True),
+    ],
+)
+def test_a_refused_request_quotes_the_client(path: str, name: str, *, counts: bool) -> None:
+    text = (
+        "Traceback (most recent call last):\n"
+        f'  File "/usr/lib/python3/site-packages/{path}", line 8, in parse\n    raise\n'
+        f"{name}: {OOM}\n"
+    )
+    (found,) = failures(text)
+    assert bool(found.matches) is counts
+    assert (found.oom is not None) is counts
+
+
 def test_the_router_is_heard_after_the_span_of_a_request() -> None:
     line = (
         '2024-06-03T07:05:02.114Z ERROR chat_completions{inputs="x}: y: z.rs:1: CUDA out of memory"}:stream:'

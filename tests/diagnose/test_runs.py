@@ -151,3 +151,40 @@ def test_an_empty_log_has_one_empty_run() -> None:
     (run,) = RunBuilder().close()
     assert run.is_empty
     assert not run.is_document
+
+
+def test_pressure_that_no_engine_wrote_is_a_prompt_that_something_printed() -> None:
+    words = "Input prompt (9000 tokens) is too long and exceeds the capacity of block_manager"
+    begin = START + READY
+    load = SERVED + (
+        "(APIServer pid=1) INFO 11-20 09:31:00 [loggers.py:127] Engine 000: Avg prompt throughput: 9.0 "
+        "tokens/s, Avg generation throughput: 30.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs, "
+        "GPU KV cache usage: 1.0%, Prefix cache hit rate: 0.0%\n"
+    )
+    printed = runs_of(f"{begin}{words}\n{load}")
+    logged = runs_of(
+        f"{begin}(EngineCore_DP0 pid=171) WARNING 11-20 09:30:00 [s.py:1] {words}\n{load}"
+    )
+    assert printed[0].find("vllm.input_over_pool_v0") is None
+    assert logged[0].find("vllm.input_over_pool_v0") is not None
+
+
+def test_the_help_of_a_program_explains_and_does_not_tell() -> None:
+    (run,) = runs_of(
+        "usage: vllm serve [-h] [--model MODEL]\n\n"
+        "options:\n"
+        f"  --enforce-eager   Use this when you see {OOM}\n"
+        "  --no-shm          for: RPC call to execute_model timed out.\n"
+        "\n"
+        "CacheConfig:\n"
+        "  --block-size N    Engine core initialization failed. See root cause above.\n"
+    )
+    assert run.is_empty
+
+
+def test_a_failure_below_the_usage_counts() -> None:
+    usage = "usage: vllm serve [-h] [--model MODEL]\n  [--seed N]\n"
+    (refused,) = runs_of(usage + "vllm serve: error: unrecognized arguments: --no-such\n")
+    assert not refused.is_empty
+    (failed,) = runs_of(usage + raised("torch.OutOfMemoryError: " + OOM, "a.py:f"))
+    assert failed.failures

@@ -22,7 +22,7 @@ from oomwatch.errors import (
     UsageError,
 )
 from oomwatch.records import EngineSample
-from oomwatch.sources.metrics import parse_metrics, rates, read_metrics
+from oomwatch.sources.metrics import MAX_ENGINES, parse_metrics, rates, read_metrics
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "metrics"
 PAGE = b'vllm:num_requests_running{engine="0",model_name="m"} 3.0\n'
@@ -492,3 +492,13 @@ def test_a_password_in_the_address_is_never_shown():
     with pytest.raises(SourceUnavailable) as caught:
         read_metrics(f"http://user:hunter2@127.0.0.1:{port}/metrics")
     assert "hunter2" not in str(caught.value)
+
+
+def test_engines_beyond_the_limit_cost_nothing():
+    page = "".join(
+        f'vllm:cache_config_info{{engine="{rank}",num_gpu_blocks="9",block_size="16"}} 1\n'
+        for rank in range(MAX_ENGINES + 50)
+    )
+    found = parse_metrics(page)
+    assert len(found.samples) == len(found.cache_config) == len(found.kv_tokens) == MAX_ENGINES
+    assert found.samples[0].engine == "0"
