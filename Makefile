@@ -10,12 +10,13 @@ COMMA := ,
 EXTRAS := $(if $(filter x86_64 aarch64,$(shell uname -m)),[fast$(COMMA)postgres])
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test lint types bench accuracy docs clean
+.PHONY: help demo test lint types bench soak accuracy docs clean
 
 help:
 	@echo "make demo       diagnose the embedded recording, then this host if it has GPUs"
 	@echo "make test       lint, types and tests"
 	@echo "make bench      how fast commands start, logs are read beside grep, the store works"
+	@echo "make soak       replay a day of eight GPUs: does the agent grow?"
 	@echo "make accuracy   how near the memory model comes to real starts"
 	@echo "make docs       write the generated parts of the docs and the READMEs anew"
 	@echo "make clean      remove what make made"
@@ -37,6 +38,9 @@ bench: $(INSTALLED)
 	$(PY) benchmarks/startup.py
 	$(PY) benchmarks/log_scan.py
 	$(PY) benchmarks/store.py
+
+soak: $(INSTALLED)
+	$(PY) benchmarks/soak.py
 
 accuracy: $(INSTALLED)
 	$(PY) benchmarks/accuracy.py

@@ -195,9 +195,9 @@ class Gatherer:
         lines = read_log(
             path, full=self.options.full, progress=self.options.progress, note=notes.append
         )
-        self._add_log(path, lines, notes, engine_id)
+        self.add_log(path, lines, notes, engine_id)
 
-    def _add_log(
+    def add_log(
         self, name: str, lines: Iterator[LogLine], notes: list[str], engine_id: str | None = None
     ) -> None:
         """Add a log whose first line was read, so that an unreadable one fails here."""
@@ -220,6 +220,20 @@ class Gatherer:
             lines = _chain(first, lines)
         self.logs.append(LogInput(name, lines, engine_id))
         self._notes.append((name, notes))
+
+    def add_series(self, series: Series) -> None:
+        """Add samples to those that are there, in order of time."""
+        self.series = Series(
+            **{
+                field.name: tuple(
+                    sorted(
+                        (*getattr(self.series, field.name), *getattr(series, field.name)),
+                        key=lambda sample: sample.at,
+                    )
+                )
+                for field in dataclasses.fields(Series)
+            }
+        )
 
     def late_notes(self) -> tuple[SourceStatus, ...]:
         """What reading the logs had to say, known only once they are read to the end."""
@@ -350,41 +364,14 @@ class Gatherer:
         zone = (
             f"times are {log.zone}" if log.zone else "times without a zone are taken as this host's"
         )
-        self._add_log(
+        self.add_log(
             f"{kind} {log.name}", log.lines, [f"from {log.origin}", zone, *log.notes], engine_id
         )
 
     def _recording(self, path: str) -> None:
-        from oomwatch.sources.kernel import read_kernel_log
-        from oomwatch.sources.logfile import read_log
-        from oomwatch.sources.recording import read_recording
+        from oomwatch.cli.recorded import gather_recording
 
-        recording = read_recording(path)
-        self.host = recording.host
-        self.engines += recording.engines
-        self.gpus += recording.gpus
-        self.exits += recording.exits
-        self.series = _joined(self.series, recording.series)
-        known = {engine.id for engine in recording.engines}
-        for engine_id, log_path in recording.logs.items():
-            lines = read_log(
-                log_path,
-                name=recording.cite(log_path),
-                full=self.options.full,
-                written_at=recording.ended_at,
-            )
-            self._add_log(
-                recording.cite(log_path), lines, [], engine_id if engine_id in known else None
-            )
-        if recording.kernel_log:
-            self.kernel.append(
-                KernelInput(
-                    recording.cite(recording.kernel_log),
-                    tuple(read_kernel_log(recording.kernel_log)),
-                )
-            )
-        if recording.problems:
-            self.sources.append(SourceStatus(path, "warning", "; ".join(recording.problems[:5])))
+        gather_recording(self, path)
 
     def _incident(self, identity: str) -> None:
         from oomwatch.cli.history import gather_incident
@@ -405,20 +392,6 @@ class Gatherer:
 
 def _is_damage(notes: list[str]) -> bool:
     return any(word in note for note in notes for word in ("cut", "damaged", "skipped"))
-
-
-def _joined(first: Series, second: Series) -> Series:
-    """Two sets of samples as one."""
-    return Series(
-        *(
-            tuple(
-                sorted(
-                    (*getattr(first, field.name), *getattr(second, field.name)), key=lambda s: s.at
-                )
-            )
-            for field in dataclasses.fields(Series)
-        )
-    )
 
 
 def _chain(first: LogLine, rest: Iterator[LogLine]) -> Iterator[LogLine]:

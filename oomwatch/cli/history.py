@@ -144,7 +144,7 @@ def _add_window(
     for name, event in events:
         if isinstance(event, LogLine) and name is not None and name not in case.lines:
             lines[name] = (*lines.get(name, ()), event)
-    gatherer.series = series
+    gatherer.add_series(series)
     gatherer.exits += case.exits
     gatherer.engines += case.engines
     gatherer.engines += _others(case, [*lines, *(sample.engine for sample in series.engines)])

@@ -44,7 +44,7 @@ _STORE_VARIABLE: Final = "OOMWATCH_STORE__PATH"
 )
 @click.option("--config", "path", metavar="PATH", help="The configuration with the rules to use.")
 @click.pass_context
-def command(ctx: click.Context, recording: str, words: tuple[str, ...], **given: Any) -> None:
+def command(ctx: click.Context, /, recording: str, words: tuple[str, ...], **given: Any) -> None:
     """Replay a recording through the agent, or run a command on it."""
     name = words[0] if words else "agent"
     store, path, factor = given["store"], given["path"], _factor(given["speed"])
