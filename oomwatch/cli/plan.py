@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shlex
 import sys
@@ -32,6 +33,18 @@ Examples:
 _BYTES_PER_GIB: Final = 2**30
 
 
+class _Gib(click.FloatRange):
+    """A number of GiB within bounds. Comparisons let NaN through, so it is refused by itself."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
+
+
 @click.command("plan", context_settings={"allow_interspersed_args": False}, epilog=EXAMPLES)
 @click.option(
     "--model-config",
@@ -49,19 +62,19 @@ _BYTES_PER_GIB: Final = 2**30
 )
 @click.option(
     "--gpu-total-gib",
-    type=click.FloatRange(0.5, 8192),
+    type=_Gib(0.5, 8192),
     metavar="GIB",
     help="What CUDA calls the card's total memory, where it is known better.",
 )
 @click.option(
     "--available-kv-gib",
-    type=click.FloatRange(-8192, 8192),
+    type=_Gib(-8192, 8192),
     metavar="GIB",
     help="The log's 'Available KV cache memory': makes tokens and requests exact.",
 )
 @click.option(
     "--weights-gib",
-    type=click.FloatRange(0, 8192),
+    type=_Gib(0, 8192),
     metavar="GIB",
     help="The log's 'Model loading took'.",
 )
