@@ -34,8 +34,8 @@ from oomwatch.units import GIB, MIB, format_bytes, parse_size
 BEGIN = 1_764_400_000.0
 GPUS, PROCESSES = 8, 4
 WARM_UP_HOURS = 4.0
-"""By then the windows of the forecasts, the caches of the store and the beginnings of the logs (3000
-lines, a line each two seconds) are full."""
+"""By then the windows of the forecasts, the caches of the store and the beginnings of the logs
+(3000 lines, a line each two seconds) are full."""
 LIMIT_BYTES = MIB
 _FAILS_EVERY = 5 * 3600
 
