@@ -83,6 +83,10 @@ def describe_engine(
     blocks = numbers.get("override_block_count", numbers.get("block_count"))
     tokens = _kv_tokens(run, page, blocks, block, engine)
     config = run.config if run else {}
+    if "dtype" in config:
+        in_force["--dtype"] = config["dtype"].removeprefix("torch.")
+    if config.get("device_config") == "cpu":
+        in_force["--device"] = "cpu"
     kv_bytes = numbers.get("kv_bytes")
     if kv_bytes is not None and run is not None and len(run.by_rank.get("kv_bytes", {})) > 1:
         kv_bytes = min(run.by_rank["kv_bytes"].values())

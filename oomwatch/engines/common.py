@@ -159,7 +159,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     Pattern(
         "exit.code",
         "lifecycle",
-        "exit",
+        "xit",
         r"(?:(?:^[\w.-]{1,80}|(?:process|container|command|server|worker|engine|task|python)\b.{0,80}?) exited with (?:exit )?(?:code|status)[: ]+(?P<exit_code>-?\d+)|[Ee]xit(?:ed)? ?(?:code|status)[:= ]+(?P<exit_code2>-?\d+))",
         "The Python process exited with exit code 137 (SIGKILL: Killed).",
         "..",
@@ -435,6 +435,14 @@ OTHER_ENGINES: Final[tuple[Pattern, ...]] = (
         "load_tensors:",
         r"^(?:llm_)?load_tensors: ",
         "load_tensors: loading model tensors, this can take a while... (mmap = true)",
+        "llama.cpp",
+    ),
+    Pattern(
+        "llama.loading",
+        "stage",
+        "llama",
+        r"^llama(?:\.cpp: loading model from |_model_load_internal: )",
+        "llama.cpp: loading model from /models/vicuna-13b-q5_0.bin",
         "llama.cpp",
     ),
     Pattern(

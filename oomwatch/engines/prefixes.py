@@ -144,6 +144,14 @@ RECORD_PREFIXES: Final = (
         starts="[",
     ),
     Prefix(
+        "sglang_diffusion",
+        "sglang",
+        _P(r"\[(?P<yearless>\d\d-\d\d \d\d:\d\d:\d\d)\] ?"),
+        "[12-16 14:27:08] Rank 0 scheduler is dead. Please check if there are relevant logs.",
+        since="0.5.5",
+        starts="[",
+    ),
+    Prefix(
         "uvicorn",
         "uvicorn",
         _P(

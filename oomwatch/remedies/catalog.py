@@ -81,7 +81,10 @@ def prescribe(finding: Finding, engine: EngineFacts) -> tuple[Remedy, ...]:
         return ()
     context = context_of(finding, engine)
     found = compatible(_remedies(plan.moves, plan.direction, context), context.force)
-    first = next((remedy for remedy in found if remedy.direction == plan.direction), None)
+    ahead = [remedy for remedy in found if remedy.direction == plan.direction]
+    # "A newer version" is no first step where nobody knows the version that runs.
+    sure = [remedy for remedy in ahead if remedy.id != "upgrade" or engine.version is not None]
+    first = next(iter(sure or ahead), None)
     if first is None:
         first = next(_remedies((_GENERAL[plan.direction],), plan.direction, context))
     return (first, *(remedy for remedy in found if remedy is not first))

@@ -226,6 +226,18 @@ class Context:
         return None
 
     @property
+    def kv_bits(self) -> int:
+        """Bits of one number in the KV cache where it is stored as the model computes."""
+        kind = self.force.get("--dtype") or (self.engine.model_config or {}).get("torch_dtype")
+        return 32 if str(kind).removeprefix("torch.") in ("float32", "float") else 16
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the engine computes on the host's processors."""
+        build = (self.engine.version or "").partition("+")[2]
+        return build == "cpu" or self.force.get("--device") == "cpu" or self.says("on_cpu")
+
+    @property
     def block_tokens(self) -> int:
         """Tokens of a block, for rounding lengths."""
         return self.engine.block_size_tokens or 16

@@ -66,7 +66,7 @@ def _in_proportion(changes: Mapping[str, Any], context: Context) -> Effect | Non
         known = True
         factor = max((kv_bytes + delta) / kv_bytes, 0.0) if kv_bytes else 0.0
     if changes.get("--kv-cache-dtype") in _HALVED and not context.says("hybrid"):
-        factor, known = factor * 2, True
+        factor, known = factor * context.kv_bits / 8, True
     ratio = 1.0
     length, longest = as_number(changes.get(context.flag("length") or "")), context.max_model_len
     if length and longest:

@@ -32,7 +32,7 @@ def finish(draft: Draft, context: Context, direction: Direction) -> Remedy | Non
         id=draft.id,
         title=draft.title,
         direction=draft.direction or direction,
-        why=draft.why if reason is None else f"{draft.why} Not validated: {reason}.",
+        why=f"{draft.why} Not validated: {reason}." if named and reason else draft.why,
         cost=draft.cost,
         set=written,
         unset=draft.unset,
@@ -55,7 +55,9 @@ def compatible(remedies: Iterable[Remedy], force: Mapping[str, Any]) -> tuple[Re
             (-turn in ways.get(flag, ()) and turn) or flag in unset or _twin(flag) in ways
             for flag, turn in mine.items()
         ) or any(flag in ways or _twin(flag) in ways for flag in remedy.unset)
-        repeats = any(
+        # A second value of flags that an earlier step sets already says nothing of its own.
+        again = bool(mine) and not (remedy.unset or remedy.env) and mine.keys() <= ways.keys()
+        repeats = again or any(
             (other.set, other.unset, other.env, other.action)
             == (remedy.set, remedy.unset, remedy.env, remedy.action)
             or other.id == remedy.id

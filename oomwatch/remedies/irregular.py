@@ -22,6 +22,24 @@ RESTART: Final = act(
 )
 
 
+def room_until_known(context: Context) -> Draft | None:
+    """The steps that do no harm whatever it was, where the GPU is known to have refused memory."""
+    if not context.says("gpu_refused") and context.number("tried_bytes") is None:
+        return None
+    share, batch = context.flag("share"), context.flag("batch_tokens")
+    lower = f"lower {share} by 0.03 to 0.05" if share else "lower the memory it takes in advance"
+    halve = f"halve {batch}" if batch else "process fewer prompt tokens at once"
+    return Draft(
+        id="room-until-known",
+        title="Leave more room on the GPU until the cause is known",
+        why="The GPU refused an allocation: room beside the KV cache helps against every peak and "
+        "against a neighbour, not against weights that are too large.",
+        cost="A smaller KV cache, slower long prompts.",
+        action=f"Check with nvidia-smi that nothing else holds the GPU; then {lower}, and {halve}.",
+        direction="less_kv",
+    )
+
+
 def expert_balancing(context: Context) -> Draft | None:
     """Tokens spread over experts as they come."""
     if context.name != "vllm" or context.switched_on("--enable-eplb"):
@@ -174,5 +192,6 @@ PLANS: Final[dict[str, Plan]] = {
             "and run oomwatch on it after the next failure.",
             why="Memory ran out, and what is at hand does not say for what.",
         ),
+        room_until_known,
     ),
 }

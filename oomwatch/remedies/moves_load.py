@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 from oomwatch.remedies.context import (
@@ -111,6 +112,11 @@ def fewer_sequences(context: Context) -> Draft | None:
         return None  # a few large requests: their number is not the lever
     base = min(limit, running) if running else limit
     new = power_of_two_below(base / (4 if base >= 1024 else 2))
+    held = context.max_concurrency if context.finding.cls != "startup" else None
+    if held and held > new:
+        new = math.floor(held)  # as many requests of full length as the KV cache holds
+    if new >= limit:
+        return None
     return _sequences(context, flag, new, f"up to {format_count(limit)} sequences share a step")
 
 
@@ -125,9 +131,11 @@ def fit_sequences_to_pool(context: Context) -> Draft | None:
     running, held = context.number("running"), context.max_concurrency
     base = min(limit, running) if running else limit
     new = int(base * 0.75) if running else int(base / 2)
-    if held and held > new:
-        new = min(int(held), int(base * 0.9))
     new = floor_to(new, 8) if new >= 32 else max(new, 1)
+    if held and held > new:
+        new = math.floor(held)
+    if new >= limit:
+        return None
     return _sequences(context, flag, new, "the KV cache does not hold what runs at once")
 
 

@@ -30,6 +30,8 @@ def more_ranks(context: Context) -> Draft | None:
             cost="More GPUs.",
             action=f"Split the model over more GPUs, or run {context.label} on a larger card.",
         )
+    if context.on_cpu:
+        return None
     old = int(context.now_or_assumed(flag) or 1)
     stages = context.flag("stages")
     if old >= 8 and stages is not None:

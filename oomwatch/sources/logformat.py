@@ -62,6 +62,11 @@ _SHORT: Final = re.compile(
     r"((?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?) "
     r"([A-Za-z0-9_.-]{1,80}) ([\w.@:/+-]{1,80})(?:\[(\d{1,10})\])?: ?"
 )
+_SHORT_HOSTLESS: Final = re.compile(
+    r"((?i:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?) "
+    r"()([\w.@:/+-]{1,80})\[(\d{1,10})\]: ?"
+)
+"""``journalctl --no-hostname``; without a host the program needs its pid to be one."""
 _SHORT_UNIX: Final = re.compile(
     r"(\d{9,11}\.\d{1,9}) ([A-Za-z0-9_.-]{1,80}) ([\w.@:/+-]{1,80})(?:\[(\d{1,10})\])?: ?"
 )
@@ -289,7 +294,7 @@ class Unwrapper:
         if pod:
             envelope.container = pod.strip()
             return text[len(pod) :]
-        match = _SHORT.match(text)
+        match = _SHORT.match(text) or _SHORT_HOSTLESS.match(text)
         if match is not None:
             at = self._clock.read_syslog(match.group(1))
         else:

@@ -23,7 +23,7 @@ _DATED = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[T -](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?\d* ?(Z|UTC|[+-]\d\d:?\d\d)?"
 )
 _YEARLESS = re.compile(r"(\d\d)-?(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
-_SYSLOG = re.compile(r"([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
+_SYSLOG = re.compile(r"([A-Za-z]{3}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
 
 
 class Clock:
@@ -67,10 +67,11 @@ class Clock:
     def read_syslog(self, text: str) -> float | None:
         """Seconds of syslog's ``Mar 12 06:09:16``."""
         match = _SYSLOG.match(text)
-        if match is None or match.group(1) not in _MONTHS:
+        month = None if match is None else _MONTHS.get(match.group(1).capitalize())
+        if match is None or month is None:
             return None
-        name, day, *clock, fraction = match.groups()
-        return self._complete(match.group(0), _MONTHS[name], int(day), clock, fraction)
+        _, day, *clock, fraction = match.groups()
+        return self._complete(match.group(0), month, int(day), clock, fraction)
 
     def note(self, at: float) -> None:
         """Take a time known from elsewhere (a journal's, a container runtime's) as dated."""

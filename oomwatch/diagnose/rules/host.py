@@ -261,10 +261,12 @@ def counted_kill(facts: Facts) -> Finding | None:
 def killed_while_loading(facts: Facts) -> Finding | None:
     """Killed without a word while weights were being read: nearly always host memory."""
     run = facts.run
-    if run is None or facts.failures or run.served or facts.kernel:
+    if run is None or run.served or facts.kernel:
         return None
     ending = _killed_line(facts)
-    if ending is None or run.stage not in ("load", "loaded") or run.reached("profile"):
+    if ending is None or any(failure.order < ending.order for failure in facts.failures):
+        return None
+    if run.stage not in ("load", "loaded") or run.reached("profile"):
         return None
     repack = (
         run.stage == "loaded"

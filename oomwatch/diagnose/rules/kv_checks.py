@@ -368,6 +368,7 @@ def cpu_pool(facts: Facts) -> Finding | None:
         "requested_bytes": wanted,
         "free_bytes": free,
         "utilization": facts.engine.in_force.get("--gpu-memory-utilization"),
+        "on_cpu": True,
     }
     evidence = [
         *cite_failure(failure),

@@ -264,7 +264,7 @@ def _by_part(facts: Facts, failure: Failure, part: Part | None, values: dict[str
             0.75,
             "A step with many images or videos needed more memory than the profile measured",
         )
-    if tried >= _WORKSPACE:
+    if tried >= _WORKSPACE and part != "moe":
         return (
             "attn_workspace_peak",
             0.7,

@@ -20,6 +20,8 @@ _HIGH: Final = 0.9
 _MOST: Final = 0.5
 _FEW: Final = 8
 _LATE_SECONDS: Final = 86400.0
+_MANY: Final = 100
+"""Preemptions since the start that a line may count without a storm being the reason to paste it."""
 _STORM_PER_MINUTE: Final = 6.0
 """Preemptions a minute that cost real work; a few are harmless (taxonomy)."""
 
@@ -110,6 +112,8 @@ def _preemptions(
         )
         if counts and len(counts) > 1 and counts[-1] < counts[0]:
             total = float(counts[-1])
+        if len(events) == 1 and counts and counts[0] >= _MANY and not points:
+            total = float(counts[0])  # that one line is all there is: its count since the start
         minutes = (times[-1] - times[0]) / 60 if len(times) > 1 else None
         return (minutes or None), max(total, float(len(events)))
     counted = [p for p in points if p.preemptions_total is not None]

@@ -121,6 +121,13 @@ def _by_device(facts: Facts, failure: Failure, stage: Stage, say: Say) -> Findin
     oom = failure.oom
     total = oom.total_bytes if oom else None
     unified = shares_host_memory(facts, total)
+    if oom is None and _is_left_by_pinning(facts, failure):
+        return say(
+            "host_pinned_swap",
+            0.75,
+            "Pinning the offload region in host memory was refused, and the next CUDA call reported that error; the GPU is"
+            " not full",
+        )
     asserted = failure.match("torch.mig_assert") is not None
     if asserted and unified:
         return say(
@@ -311,6 +318,16 @@ def _is_pinned_pool(facts: Facts, failure: Failure, stage: Stage) -> bool:
         and failure.oom is None
         and failure.match("cuda.oom_raw") is not None
         and (any(_HOST_HALF.match(frame) for frame in failure.frames) or (old and stage == "kv"))
+    )
+
+
+def _is_left_by_pinning(facts: Facts, failure: Failure) -> bool:
+    """Whether a registration of host memory failed before, whose error CUDA keeps for the next call."""
+    refused = facts.said("vllm.pin_refused")
+    return (
+        refused is not None
+        and refused.order < failure.order
+        and failure.match("cuda.oom_raw") is not None
     )
 
 

@@ -87,7 +87,7 @@ def unplaced_allocation(facts: Facts) -> Finding | None:
         cite_failure(failure),
         strength=STAGE,
         order=failure.order,
-        values=oom_values(failure),
+        values={**oom_values(failure), "gpu_refused": True},
         unseen=_LINES_BEFORE,
     )
 

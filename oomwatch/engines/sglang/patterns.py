@@ -322,6 +322,14 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "0.4.2..",
     ),
     Pattern(
+        "sglang.load_begin",
+        "stage",
+        "safetensors files",
+        r"^Loading model from \d+ safetensors files",
+        "Loading model from 3 safetensors files: ['/models/m/transformer/model-00001-of-00003.safetensors']",
+        "0.5.5..",
+    ),
+    Pattern(
         "sglang.rank_missing",
         "messenger",
         "could finish the model loading",

@@ -472,6 +472,14 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         where="exception",
     ),
     Pattern(
+        "vllm.pin_refused",
+        "hint",
+        "cudaHostRegister failed",
+        r"^cudaHostRegister failed",
+        "cudaHostRegister failed for rank=2 (code=2), falling back to pageable memory",
+        "0.22.0..",
+    ),
+    Pattern(
         "vllm.swap_lack",
         "check",
         "lack of CPU swap space",
