@@ -199,10 +199,11 @@ class EngineConfig:
         '"vllm-chat.service"',
     )
     container: str | None = key(
-        Text(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", "vllm-chat"),
+        Text(r"[0-9a-f]{12,64}", "4f3c2a1b9d8e"),
         None,
-        "The name or id of its container.",
-        '"vllm-chat"',
+        "The id of its container, or the first twelve or more characters of it. An id changes with "
+        "every start; `port` does not.",
+        '"4f3c2a1b9d8e"',
     )
     pod: str | None = key(
         Text(r"[a-z0-9.-]{1,63}/[a-z0-9.*-]{1,253}", "inference/chat-0"),
