@@ -77,7 +77,7 @@ def test_without_room_for_the_copy_nothing_changes(sqlite_store):
     with pytest.raises(StoreError, match="could not be copied"):
         migrate(sqlite_store.writer, LATER, path)
     with sqlite_store.writer.begin():
-        assert version_of(sqlite_store.writer) == 1
+        assert version_of(sqlite_store.writer) == LAST
 
 
 def test_a_copy_is_one_sound_file(sqlite_store, tmp_path):
@@ -109,6 +109,6 @@ def test_agents_that_start_at_once_migrate_once(postgres_store):
     for thread in threads:
         thread.join()
     assert len(made) == 4
-    assert made[0].count("migration") == 1
+    assert made[0].count("migration") == LAST
     for store in made:
         store.writer.close()

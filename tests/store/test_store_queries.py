@@ -12,6 +12,7 @@ from test_store_round_trip import INCIDENT, LINE
 
 from oomwatch.records import EngineSample, GpuProcessSample, GpuSample, HostSample, ProcessSample
 from oomwatch.store import queries, retention, rollup
+from oomwatch.store.excerpts import read_excerpt
 from oomwatch.store.lanes import PendingEvent
 from oomwatch.store.retention import Retention
 
@@ -82,6 +83,9 @@ def test_reading_scans_no_table(sqlite_store, plans):
         queries.list_incidents(connection, state="open", since=NOW, until=NOW + 1)
         queries.list_incidents(connection, engine_id="e")
         queries.get_incident(connection, "inc-1")
+        list(queries.read_events(connection, NOW, NOW + 9))
+        queries.list_incidents(connection, since=NOW, until=NOW + 1, limit=20)
+        read_excerpt(connection, "inc-1")
     assert len(found) > 25
     assert scans(found) == []
 
