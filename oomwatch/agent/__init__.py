@@ -8,5 +8,8 @@
 ``detector``  the one thread that judges: triggers, incidents, explanations
 ``feeds``     what is read all the time: GPUs, pages, host, kernel
 ``following`` which engines run, and all that follows them
+``excerpt``   what is stored beside an incident, to judge it again
 ``service``   all threads, signals, readiness, the watchdog
+``record``    the agent as the sources of a recording
+``replay``    a recording through the detector and the store, by a clock of its own
 """
