@@ -244,6 +244,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device)
     *device = &devices[index];
     return OK;
 }
+int nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index) { ENTER(device); *index = (unsigned)device->index; return OK; }
 int nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned length) { ENTER(device); return copy(text, length, device->uuid); }
 int nvmlDeviceGetName(nvmlDevice_t device, char *text, unsigned length) { ENTER(device); return copy(text, length, device->name); }
 

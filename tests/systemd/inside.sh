@@ -2,30 +2,7 @@
 # Runs as root under the systemd of the container; one line `ok …` or `FAILED …` for each check.
 # $1: the interpreter that has oomwatch's dependencies.
 set -u
-python=$1
-failures=0
-check() { # WHAT COMMAND...
-    local what=$1
-    shift
-    if "$@" >/tmp/said 2>&1; then echo "ok $what"; else
-        echo "FAILED $what: $*"
-        sed 's/^/    /' /tmp/said
-        failures=$((failures + 1))
-    fi
-}
-show() { systemctl show oomwatch.service --property="$1" --value; }
-is() { # PROPERTY VALUE
-    local now
-    now=$(show "$1")
-    [ "$now" = "$2" ] || { echo "$1 is $now"; return 1; }
-}
-becomes() { # PROPERTY VALUE: within ten seconds
-    for _ in $(seq 100); do
-        [ "$(show "$1")" = "$2" ] && return 0
-        sleep 0.1
-    done
-    is "$1" "$2"
-}
+. /opt/oomwatch-test/checks.sh
 report() { # NAME: as the stand-in wrote it
     "$python" -c 'import json, sys; print(json.load(open("/var/lib/oomwatch/report.json"))[sys.argv[1]])' "$1"
 }
@@ -34,16 +11,6 @@ says() { # NAME VALUE
     now=$(report "$1")
     [ "$now" = "$2" ] || { echo "$1 is $now"; return 1; }
 }
-service() { # ARGUMENTS of `oomwatch service`
-    PYTHONPATH=/opt/oomwatch-test "$python" -c \
-        'from oomwatch.cli.service import command; command(prog_name="oomwatch service")' "$@"
-}
-within() { # SECONDS COMMAND...
-    local begun=$SECONDS limit=$1
-    shift
-    "$@" && [ $((SECONDS - begun)) -le "$limit" ]
-}
-
 # The stand-in takes the agent's place; every user can run it.
 printf '#!/bin/sh\nexport PYTHONPATH=/opt/oomwatch-test\nexec /usr/bin/python3 /opt/oomwatch-test/standin.py "$@"\n' >/usr/local/bin/oomwatch-standin
 chmod 755 /usr/local/bin/oomwatch-standin
@@ -139,5 +106,4 @@ check "stopped" is ActiveState inactive
 check "drop-ins of others stay" test -e /etc/systemd/system/oomwatch.service.d/quick.conf
 check "the state stays" test -d /var/lib/oomwatch
 
-echo "$failures checks failed"
-[ "$failures" = 0 ] && echo "all checks passed"
+verdict

@@ -1,11 +1,12 @@
 #!/bin/bash
 # The shipped unit under a real systemd as PID 1, in a container over a throw-away copy of this
-# machine's own root (an overlay in memory): installs it with `oomwatch service`, with a stand-in
-# program, and checks readiness, reload, watchdog, restart, stop, sandbox and drop-ins.
+# machine's own root (an overlay in memory): installs it with `oomwatch service`, first with a
+# stand-in program, for sandbox and drop-ins, then with the agent itself beside an engine; both for
+# readiness, reload, watchdog, restart and stop.
 #
 # Usage: tests/systemd/run-under-systemd.sh [PYTHON]     (an interpreter with oomwatch's dependencies)
 # Needs root and systemd-nspawn (package systemd-container). Exit status 77: it cannot run here, and
-# the last line says why. About 20 s. Nothing outside the container is changed.
+# the last line says why. About 40 s. Nothing outside the container is changed.
 set -euo pipefail
 
 skip() {
@@ -43,7 +44,12 @@ mount -t overlay overlay -o "lowerdir=/,upperdir=$work/memory/upper,workdir=$wor
 
 mkdir -p "$root/opt/oomwatch-test"
 cp -r "$here/../../oomwatch" "$root/opt/oomwatch-test/"
-cp "$here/standin.py" "$here/inside.sh" "$root/opt/oomwatch-test/"
+cp "$here"/{standin.py,checks.sh,inside.sh,inside-agent.sh} "$here/../agent/stand_in.py" "$root/opt/oomwatch-test/"
+if command -v cc >/dev/null; then
+    mkdir "$root/opt/oomwatch-test/nvml"
+    cc -O1 -shared -fPIC -o "$root/opt/oomwatch-test/nvml/libnvidia-ml.so.1" "$here/../fakenvml/fakenvml.c"
+    printf 'gpu 0 GPU-0 00000000:10:00.0 NVIDIA H100 80GB HBM3\nmemory 0 0 80G 1G 10G\n' >"$root/opt/oomwatch-test/nvml/scenario"
+fi
 chmod -R a+rX "$root/opt/oomwatch-test"
 rm -f "$root"/etc/systemd/system/oomwatch.service
 given=$python
@@ -51,6 +57,11 @@ python=$(command -v "$given") || skip "there is no interpreter $given"
 case $python in /*) ;; *) python=$PWD/$python ;; esac
 PYTHONPATH=/opt/oomwatch-test chroot "$root" "$python" -c 'import click, oomwatch' 2>/dev/null ||
     skip "$python, with oomwatch's dependencies, is not on the root file system"
+# The service's own user runs the distribution's interpreter, with the dependencies of the other.
+deps=$("$python" -c 'import sqlalchemy, pathlib; print(pathlib.Path(sqlalchemy.__file__).parents[1])')
+agent_too=
+[ "$("$python" -c 'import sys; print(sys.version_info[:2])')" = "$(/usr/bin/python3 -c 'import sys; print(sys.version_info[:2])')" ] &&
+    agent_too="ExecStart=/bin/bash /opt/oomwatch-test/inside-agent.sh $python"
 cat >"$root/etc/systemd/system/under-test.service" <<X
 [Unit]
 After=basic.target
@@ -59,6 +70,7 @@ Type=oneshot
 StandardOutput=append:/opt/oomwatch-test/output
 StandardError=inherit
 ExecStart=/bin/bash /opt/oomwatch-test/inside.sh $python
+$agent_too
 ExecStopPost=/bin/systemctl poweroff --force --force
 X
 printf '[Unit]\nRequires=basic.target\nAfter=basic.target\nWants=under-test.service\nAllowIsolate=yes\n' \
@@ -67,7 +79,7 @@ printf '[Unit]\nRequires=basic.target\nAfter=basic.target\nWants=under-test.serv
 kmsg=()
 [ -c /dev/kmsg ] && kmsg=(--bind=/dev/kmsg)
 timeout --kill-after=10 150 systemd-nspawn --quiet --directory="$root" --boot --register=no --keep-unit \
-    --private-network --link-journal=no --console=pipe "${kmsg[@]}" --capability=CAP_SYSLOG \
+    --private-network --link-journal=no --console=pipe "${kmsg[@]}" --bind-ro="$deps:/opt/oomwatch-deps" --capability=CAP_SYSLOG \
     --uuid="$(tr -d - </proc/sys/kernel/random/uuid)" -- systemd.unit=under-test.target \
     >"$work/console" 2>&1 </dev/null || true
 if [ ! -s "$root/opt/oomwatch-test/output" ]; then
@@ -75,4 +87,9 @@ if [ ! -s "$root/opt/oomwatch-test/output" ]; then
     skip "systemd did not come up in the container"
 fi
 cat "$root/opt/oomwatch-test/output"
-grep -qx "all checks passed" "$root/opt/oomwatch-test/output"
+expected=2
+if [ -z "$agent_too" ]; then
+    echo "not checked: the agent, for /usr/bin/python3 is of another version than $python"
+    expected=1
+fi
+[ "$(grep -cx "all checks passed" "$root/opt/oomwatch-test/output")" = $expected ]
