@@ -505,6 +505,19 @@ def test_a_kernel_log_from_a_pipe_without_events(tmp_path):
     assert sources[str(pipe)] == "ok"
 
 
+def test_more_logs_than_files_may_be_open(tmp_path):
+    arguments = []
+    for number in range(150):
+        path = tmp_path / f"{number}.log"
+        path.write_bytes(Path(REFUSED if number == 149 else HEALTHY).read_bytes())
+        arguments += ["--log", str(path)]
+    limit = 'ulimit -n 100; exec "$@"'
+    command = [sys.executable, "-m", "oomwatch", "diagnose", "--json", *arguments]
+    done = subprocess.run(["sh", "-c", limit, "sh", *command], capture_output=True, check=False)
+    assert done.stderr == b""
+    assert "kv_lt_max_len" in {each["cause"] for each in json.loads(done.stdout)["incidents"]}
+
+
 def test_a_big_log_in_bounded_memory(tmp_path):
     """20 MB of logged prompts that quote an OOM and of one endless line, then the failure."""
     log = tmp_path / "big.log"

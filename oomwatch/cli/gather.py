@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from oomwatch.cli.window import Window
 from oomwatch.diagnose.inputs import Inputs, KernelInput, LogInput, Orphan, PageInput
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from oomwatch.sources.metrics import MetricsPage
 
 Progress = Callable[[int, int | None], None]
+_OPEN_LOGS: Final = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -192,8 +193,13 @@ class Gatherer:
         from oomwatch.sources.logfile import read_log
 
         notes: list[str] = []
+        options = self.options
         lines = read_log(
-            path, full=self.options.full, progress=self.options.progress, note=notes.append
+            path,
+            full=options.full,
+            progress=options.progress,
+            note=notes.append,
+            aside=self.has_many_logs,
         )
         self.add_log(path, lines, notes, engine_id)
 
@@ -234,6 +240,11 @@ class Gatherer:
                 for field in dataclasses.fields(Series)
             }
         )
+
+    @property
+    def has_many_logs(self) -> bool:
+        """Whether a further log is to be closed until it is read: each may hold some MiB."""
+        return len(self.logs) >= _OPEN_LOGS
 
     def late_notes(self) -> tuple[SourceStatus, ...]:
         """What reading the logs had to say, known only once they are read to the end."""

@@ -32,7 +32,11 @@ def gather_recording(gatherer: Gatherer, path: str) -> None:
     for engine_id, log_path in recording.logs.items():
         name = recording.cite(log_path)
         lines = read_log(
-            log_path, name=name, full=gatherer.options.full, written_at=recording.ended_at
+            log_path,
+            name=name,
+            full=gatherer.options.full,
+            written_at=recording.ended_at,
+            aside=gatherer.has_many_logs,
         )
         gatherer.add_log(name, lines, [], engine_id if engine_id in known else None)
     if recording.kernel_log:

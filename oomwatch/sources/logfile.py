@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import io
+import itertools
 import os
 import re
 import stat
@@ -21,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from oomwatch.errors import NoDataError, PermissionDeniedError, SourceUnavailable
+from oomwatch.errors import NoDataError, PermissionDeniedError, SourceError, SourceUnavailable
 from oomwatch.records import LogLine
 from oomwatch.sources.logformat import MAX_TEXT, Envelope, Unwrapper, strip_repeat
 from oomwatch.sources.logformat_archive import Blocks
@@ -69,6 +71,7 @@ def read_log(
     note: Callable[[str], None] | None = None,
     zone: datetime.tzinfo | None = None,
     written_at: float | None = None,
+    aside: bool = False,
 ) -> Iterator[LogLine]:
     """The lines of a log file; ``-`` is standard input.
 
@@ -77,15 +80,48 @@ def read_log(
     with the bytes read and the file's size, None if unknown. `note` hears what a report should say
     about the reading. Times without an offset are taken to be in `zone` (default: this machine's);
     a missing year follows from `written_at` (default: the file's last change). What is wrong with
-    an archive is known, and noted, once its last line was given.
+    an archive is known, and noted, once its last line was given. With `aside`, for one of many
+    files, it is closed between its first line and the rest: neither it nor its first MiBs are held.
 
     Raises SourceUnavailable, PermissionDeniedError or NoDataError at once, before the first line.
     """
     stream, size, changed_at = _open(path)
     clock = Clock(zone, written_at if written_at is not None else changed_at)
-    return read_stream(
+    lines = read_stream(
         stream, name or path, clock=clock, size=size, full=full, progress=progress, note=note
     )
+    if not aside or size is None:  # what is no file can be read once only
+        return lines
+    again = functools.partial(
+        read_log,
+        path,
+        name=name,
+        full=full,
+        progress=progress,
+        note=note,
+        zone=zone,
+        written_at=written_at,
+    )
+    return _in_two(lines, again, note)
+
+
+def _in_two(
+    lines: Iterator[LogLine],
+    again: Callable[[], Iterator[LogLine]],
+    note: Callable[[str], None] | None,
+) -> Iterator[LogLine]:
+    first = next(lines, None)
+    del lines  # closes the file
+    if first is None:
+        return
+    yield first
+    try:
+        rest = again()
+    except SourceError as error:  # it went away meanwhile
+        if note is not None:
+            note(str(error))
+        return
+    yield from itertools.islice(rest, 1, None)
 
 
 def read_stream(

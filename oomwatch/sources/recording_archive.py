@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import gzip
 import lzma
 import re
@@ -58,7 +59,12 @@ def unpack_recording(
                 source = archive.extractfile(member)
                 if source is None:
                     continue
-                size = _write(source, directory / name[1], max_bytes)
+                try:
+                    size = _write(source, directory / name[1], max_bytes)
+                except OSError as error:
+                    if error.errno != errno.ENAMETOOLONG:
+                        raise
+                    continue
                 max_bytes -= size
                 taken += 1
                 if max_bytes <= 0 or taken >= MAX_FILES:

@@ -184,6 +184,26 @@ def test_a_disk_that_fails_in_the_middle_is_read_as_far_as_it_goes():
     assert notes == ["log: reading failed (Input/output error); read as far as it goes"]
 
 
+def test_one_of_many_files_is_closed_between_its_first_line_and_the_rest(tmp_path):
+    path = tmp_path / "x.log"
+    path.write_bytes(BODY)
+    lines = read_log(str(path), aside=True)
+    first = next(lines)
+    assert path not in {link.resolve() for link in Path("/proc/self/fd").iterdir()}
+    assert [first, *lines] == list(read_log(str(path)))
+
+
+def test_one_of_many_files_may_go_away(tmp_path):
+    path = tmp_path / "x.log"
+    path.write_bytes(BODY)
+    notes = []
+    lines = read_log(str(path), aside=True, note=notes.append)
+    next(lines)
+    path.unlink()
+    assert list(lines) == []
+    assert notes == [f"{path}: no such file"]
+
+
 def test_empty_file(tmp_path):
     (tmp_path / "empty.log").touch()
     assert list(read_log(str(tmp_path / "empty.log"))) == []

@@ -268,6 +268,7 @@ def test_an_archive_cannot_write_outside_or_plant_links(tmp_path):
             "logs/..",
             "etc/passwd",
             "logs/sub/deep.log",
+            "logs/" + "a" * 300,
         ):
             member = tarfile.TarInfo(name)
             member.size = 4
