@@ -109,6 +109,21 @@ CAUSES: Final[dict[CauseClass, tuple[str, ...]]] = {
     ),
 }
 
+HOST_CAUSES: Final = frozenset(
+    [
+        "host_oom_load",
+        "host_oom_jit",
+        "host_oom_repack",
+        "host_pinned_swap",
+        "cpu_swap_exhausted",
+        "host_ram_leak",
+        "host_cache_growth",
+        "host_oom_kill",
+        "shm_too_small",
+    ]
+)
+"""The causes of which the host's memory is what ran out, not a GPU's."""
+
 _CLASS_OF: Final = {cause: cls for cls, causes in CAUSES.items() for cause in causes}
 
 

@@ -79,12 +79,17 @@ class _Page:
 
     def render(self) -> str:
         diagnosis, texts = self.diagnosis, self.texts
-        word = texts[f"verdict.{diagnosis.verdict}"]
+        lead = diagnosis.incidents[0].finding if diagnosis.incidents else None
+        word = phrases.headline_word(diagnosis.verdict, lead, texts)
         heads = [word]
+        behind = phrases.memory_behind(diagnosis)
         for incident in diagnosis.incidents:
             finding = incident.finding
             more = [texts["count"].format(count=incident.count)] if incident.count > 1 else []
-            self._head(heads.pop() if heads else texts["incident"], finding, more)
+            named = heads.pop() if heads else texts["incident"]
+            if incident is behind:
+                named = phrases.headline_word(diagnosis.verdict, finding, texts)
+            self._head(named, finding, more)
             self._memory(incident.memory)
             self._evidence(finding.evidence)
             self._remedies(incident.remedies)
@@ -132,7 +137,8 @@ class _Page:
         named = word + self.texts["colon"] + title(finding.cause, self.lang)
         engine = phrases.engine_of(self.diagnosis, finding)
         facts = [*phrases.finding_facts(finding, engine, self.texts), *more]
-        color = _VERDICT_COLORS[self.diagnosis.verdict]
+        verdict = phrases.headed(self.diagnosis.verdict, finding).partition(".")[0]
+        color = _VERDICT_COLORS[verdict]
         self.body.append(f'<h1 style="color:{color}">{_text(named)}</h1>')
         self.body.append(f'<p class="facts">{_text(" · ".join(facts))}</p>')
         if self.lang != "en" and (sentence := meaning(finding.cause, self.lang)):

@@ -71,11 +71,13 @@ class _Writer:
 
     def render(self) -> str:
         diagnosis, texts = self.diagnosis, self.texts
-        word = texts[f"verdict.{diagnosis.verdict}"]
         first = True
+        behind = phrases.memory_behind(diagnosis)
         for incident in diagnosis.incidents:
+            word = phrases.headline_word(diagnosis.verdict, incident.finding, texts)
             times = [texts["count"].format(count=incident.count)] if incident.count > 1 else []
-            self._head(word if first else texts["incident"], incident.finding, times)
+            named = word if first or incident is behind else texts["incident"]
+            self._head(named, incident.finding, times)
             self._remedies(incident.remedies)
             self._evidence(incident.finding.evidence)
             self._memory(incident.memory)
@@ -87,6 +89,7 @@ class _Writer:
             self._list("alternatives", rows)
             self._list("unseen", map(escape, incident.finding.unseen))
             first = False
+        word = texts[f"verdict.{diagnosis.verdict}"]
         for risk in diagnosis.risks:
             self._head(
                 word if first else texts["risk"], risk.finding, phrases.risk_facts(risk, texts)

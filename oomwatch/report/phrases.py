@@ -7,7 +7,18 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from oomwatch.records import Diagnosis, Effect, EngineFacts, Evidence, Finding, Gpu, Remedy, Risk
+from oomwatch.causes import HOST_CAUSES
+from oomwatch.records import (
+    Diagnosis,
+    Effect,
+    EngineFacts,
+    Evidence,
+    Finding,
+    Gpu,
+    Incident,
+    Remedy,
+    Risk,
+)
 from oomwatch.report.sanitize import clean
 from oomwatch.units import format_bytes, format_count, format_duration
 
@@ -22,6 +33,32 @@ _ENGINE_NAMES: Final = {
     "pytorch": "PyTorch",
     "tensorrt-llm": "TensorRT-LLM",
 }
+
+
+def headline_word(verdict: str, finding: Finding | None, texts: Mapping[str, str]) -> str:
+    """The verdict as the first words above a finding, fit for that finding.
+
+    A server that ran out of memory and then failed for another reason is one ``oom``; the later
+    failure is not to be headed by it.
+    """
+    return texts[f"verdict.{headed(verdict, finding)}"]
+
+
+def headed(verdict: str, finding: Finding | None) -> str:
+    """The verdict that heads a finding: the diagnosis' own, ``not_oom``, or ``oom.host``."""
+    if verdict != "oom" or finding is None:
+        return verdict
+    if finding.cls == "not_oom":
+        return "not_oom"
+    return "oom.host" if finding.cause in HOST_CAUSES else "oom"
+
+
+def memory_behind(diagnosis: Diagnosis) -> Incident | None:
+    """The newest memory incident, where a later failure of another kind stands before it."""
+    incidents = diagnosis.incidents
+    if not incidents or incidents[0].finding.cls != "not_oom" or diagnosis.verdict != "oom":
+        return None
+    return next((i for i in incidents if i.finding.cls != "not_oom"), None)
 
 
 def engine_of(diagnosis: Diagnosis, finding: Finding) -> EngineFacts | None:

@@ -81,8 +81,13 @@ class _Report:
             self._risk(risks[0], quiet=quiet)
         else:
             self._nothing_found()
+        if (behind := phrases.memory_behind(self.diagnosis)) and not self.verbose:
+            self.sheet.blank()
+            self._verdict(behind.finding)
+            self._incident(behind, quiet=True)
         if not quiet:
-            self._others(incidents[1:], risks if incidents else risks[1:])
+            older = [i for i in incidents[1:] if self.verbose or i is not behind]
+            self._others(older, risks if incidents else risks[1:])
             if not incidents:
                 self._gpus()
             if findings:
@@ -97,12 +102,12 @@ class _Report:
 
     # ------------------------------------------------------------ the first lines
     def _verdict(self, finding: Finding | None) -> None:
-        verdict = self.diagnosis.verdict
-        word = self.texts[f"verdict.{verdict}"]
+        verdict = phrases.headed(self.diagnosis.verdict, finding)
+        word, style = self.texts[f"verdict.{verdict}"], _VERDICT_STYLE[verdict.partition(".")[0]]
         if finding is None:
-            self.sheet.spans((word, _VERDICT_STYLE[verdict]))
+            self.sheet.spans((word, style))
         else:
-            self.sheet.heading(word, self._named(finding), _VERDICT_STYLE[verdict])
+            self.sheet.heading(word, self._named(finding), style)
 
     def _facts(self, finding: Finding, *more: str) -> None:
         """The grey line under the verdict: cause, certainty, engine, time."""
@@ -229,8 +234,13 @@ class _Report:
 
     def _others(self, incidents: Sequence[Incident], risks: Sequence[Risk]) -> None:
         if self.verbose:
+            behind = phrases.memory_behind(self.diagnosis)
             for incident in incidents:
-                self._divide("incident", incident.finding)
+                if incident is behind:
+                    self.sheet.blank()
+                    self._verdict(incident.finding)
+                else:
+                    self._divide("incident", incident.finding)
                 self._incident(incident, quiet=False)
             for risk in risks:
                 self._divide("risk", risk.finding)

@@ -5,10 +5,21 @@ import re
 
 import pytest
 from golden_files import check_golden
-from report_samples import SAMPLES, at_risk, kv_lt_max_len, prefill_peak, restart_loop, undecided
+from report_samples import (
+    SAMPLES,
+    at_risk,
+    host_oom_kill,
+    kv_lt_max_len,
+    not_oom,
+    prefill_peak,
+    restart_loop,
+    undecided,
+)
 from rich.cells import cell_len
 
 from oomwatch.records import Evidence, Remedy
+from oomwatch.report.html import render_html
+from oomwatch.report.markdown import render_markdown
 from oomwatch.report.text import render_text
 
 
@@ -136,3 +147,29 @@ def test_a_risk_says_how_long_there_is() -> None:
     assert text.startswith("AT RISK: ")
     assert "full in about 3.5 h" in text
     assert "kv_saturation" in text
+
+
+def test_a_later_failure_is_not_headed_by_the_memory_that_ran_out_before() -> None:
+    refused, failed = kv_lt_max_len(), not_oom()
+    both = dataclasses.replace(refused, incidents=(*failed.incidents, *refused.incidents))
+    later, before = failed.incidents[0], refused.incidents[0]
+    for quiet in (False, True):
+        lines = render_text(both, quiet=quiet).splitlines()
+        assert lines[0].startswith("NOT A MEMORY FAILURE: ")
+        assert lines[1].startswith(later.finding.cause)
+        (second,) = (n for n, line in enumerate(lines) if line.startswith("OUT OF MEMORY: "))
+        assert lines[second + 1].startswith(before.finding.cause)
+        assert any(before.remedies[0].title in line for line in lines[second:])
+    assert "Earlier incidents" not in render_text(both)
+    assert render_text(both, verbose=True).count("OUT OF MEMORY: ") == 1
+    markdown = render_markdown(both)
+    assert markdown.startswith("## NOT A MEMORY FAILURE: ")
+    assert "\n## OUT OF MEMORY: " in markdown
+    page = render_html(both)
+    assert ">NOT A MEMORY FAILURE: " in page
+    assert ">OUT OF MEMORY: " in page
+
+
+def test_chinese_says_which_memory_ran_out() -> None:
+    assert render_text(kv_lt_max_len(), lang="zh").startswith("显存不足（OOM）：")
+    assert render_text(host_oom_kill(), lang="zh").startswith("主机内存不足（OOM）：")

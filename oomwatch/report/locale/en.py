@@ -7,6 +7,7 @@ from typing import Final
 TEXTS: Final = {
     # verdicts, as the first words of a report
     "verdict.oom": "OUT OF MEMORY",
+    "verdict.oom.host": "OUT OF MEMORY",
     "verdict.at_risk": "AT RISK",
     "verdict.healthy": "HEALTHY",
     "verdict.not_oom": "NOT A MEMORY FAILURE",
