@@ -231,8 +231,8 @@ class Detector:
     def _explain_again(self, incident_id: str) -> None:
         """With the samples around it, once they are stored."""
         incident = self.book.get(incident_id)
-        if incident is None or incident.window_from is None:
-            return
+        if incident is None or incident.window_from is None or incident.state == "closed":
+            return  # what a closed one says includes how it ended
         engines = self._engines_of(incident)
         wall = self._wall()
         diagnosis = self._explain(

@@ -23,6 +23,7 @@ _RESTART_SECONDS: Final = 120.0
 _SAME_SECONDS: Final = 0.002
 """The store keeps milliseconds."""
 _MAX_TRIGGERS: Final = 64
+_MAX_EXPLAINED: Final = 4
 _MAX_KEPT: Final = 256
 
 FAMILY: Final[Mapping[TriggerKind, str]] = {
@@ -192,6 +193,12 @@ class IncidentBook:
 
     def _keep(self, incident: StoredIncident) -> StoredIncident:
         self._incidents[incident.id] = incident
+        explained = [
+            i for i in self._incidents.values() if i.state == "closed" and i.diagnosis is not None
+        ]
+        # A diagnosis is large, and stored; here closed incidents only tell what is known already.
+        for old in sorted(explained, key=lambda i: i.closed_at or 0.0)[:-_MAX_EXPLAINED]:
+            self._incidents[old.id] = dataclasses.replace(old, diagnosis=None)
         if len(self._incidents) > _MAX_KEPT:
             closed = [i for i in self._incidents.values() if i.state == "closed"]
             for old in sorted(closed, key=lambda i: i.opened_at)[: len(closed) // 2]:

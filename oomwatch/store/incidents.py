@@ -17,10 +17,13 @@ from oomwatch.store.rows import to_json, to_ms
 
 
 def save_incident(connection: Connection, host_id: int, incident: StoredIncident) -> None:
-    """Insert an incident, or replace what is stored of it; its window is pinned."""
+    """Insert an incident, or replace what is stored of it; its window is pinned.
+
+    One without a diagnosis leaves the stored diagnosis as it is.
+    """
     identity = plain(incident.id)
     connection.execute(
-        upsert(connection, schema.incident).values(
+        upsert(connection, schema.incident, keeping=("diagnosis",)).values(
             id=identity,
             host_id=host_id,
             fingerprint=plain(incident.fingerprint),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Insert, Select, Table
+from sqlalchemy import Connection, Insert, Select, Table, func
 from sqlalchemy.dialects import sqlite
 
 
@@ -14,9 +14,12 @@ def insert_new(connection: Connection, table: Table) -> Insert:
     return insert
 
 
-def upsert(connection: Connection, table: Table) -> Insert:
-    """An INSERT that takes the place of a row with the same primary key."""
-    return _replacing(_insert(connection, table), table)
+def upsert(connection: Connection, table: Table, *, keeping: tuple[str, ...] = ()) -> Insert:
+    """An INSERT that takes the place of a row with the same primary key.
+
+    Of the columns in `keeping` the stored value stays where the new row has none.
+    """
+    return _replacing(_insert(connection, table), table, keeping)
 
 
 def upsert_rows(connection: Connection, table: Table, rows: Select[Any]) -> Insert:
@@ -34,10 +37,12 @@ def _insert(connection: Connection, table: Table) -> Any:
     return sqlite.insert(table)
 
 
-def _replacing(insert: Any, table: Table) -> Insert:
+def _replacing(insert: Any, table: Table, keeping: tuple[str, ...] = ()) -> Insert:
     keys = [column.name for column in table.primary_key]
     others = {
-        column.name: insert.excluded[column.name]
+        column.name: func.coalesce(insert.excluded[column.name], column)
+        if column.name in keeping
+        else insert.excluded[column.name]
         for column in table.columns
         if not column.primary_key
     }

@@ -215,3 +215,18 @@ def test_closed_ones_are_forgotten():
         incidents.close(first, NOW + number + 1)
     assert len(incidents._incidents) <= 257
     assert len(incidents._touched) <= 257
+
+
+def test_diagnoses_of_closed_ones_are_let_go():
+    watch = book()
+    for number in range(20):
+        at = NOW + 3600 * number
+        incident = watch.take(failure(at=at, where=f"server.log:{number}"), 3600.0 * number)
+        assert incident is not None
+        watch.put(dataclasses.replace(incident, diagnosis={"verdict": "oom"}))
+        watch.close(watch.get(incident.id), at + 60)
+    last = watch.take(failure(at=NOW + 90_000, where="server.log:99"), 90_000.0)
+    watch.put(dataclasses.replace(last, diagnosis={"verdict": "oom"}))
+    kept = [i for i in watch._incidents.values() if i.diagnosis is not None]
+    assert last.id in {i.id for i in kept}
+    assert len(kept) <= 5

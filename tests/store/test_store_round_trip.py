@@ -286,6 +286,15 @@ def test_incidents_come_back_whole_and_are_replaced(store):
         assert list_incidents(connection) == (closed,)
 
 
+def test_an_incident_without_its_diagnosis_leaves_the_stored_one(store):
+    store.write(incidents=[INCIDENT])
+    store.write(incidents=[dataclasses.replace(INCIDENT, diagnosis=None, state="closed")])
+    with store.read() as connection:
+        stored = get_incident(connection, "inc-1")
+    assert stored.diagnosis == INCIDENT.diagnosis
+    assert stored.state == "closed"
+
+
 def test_incidents_are_listed_newest_first_and_filtered(store):
     many = [
         dataclasses.replace(
