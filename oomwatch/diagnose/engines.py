@@ -21,6 +21,13 @@ _MEMORY_FLAGS: Final = re.compile(
     r"chunked-prefill|tp-size|pp-size|dp-size|page-size|context-length|cuda-graph|disable-cuda-graph|block-size|"
     r"num-gpu-blocks|num-scheduler-steps|schedule-conservativeness|swa-full|mamba-|hicache|disaggregation)"
 )
+_BANNERS: Final = (
+    "vllm.api_banner",
+    "vllm.logo_version",
+    "vllm.plain_banner",
+    "vllm.engine_banner",
+    "sglang.server_args",
+)
 _FORKS: Final = (
     (re.compile(r"(?i)ascend|\bnpu\b|torch_npu"), "vllm-ascend"),
     (re.compile(r"sgl_jax"), "sgl-jax"),
@@ -42,6 +49,9 @@ def describe_engine(
     engine = (
         inputs.engine or (run.engine if run else None) or (recorded.engine if recorded else None)
     )
+    of_another = parsed is not None and _contradicts(parsed.engine, run, inputs)
+    if of_another:
+        parsed = None
     engine = engine or (parsed.engine if parsed else None) or (page.engine if page else None)
     fork = (parsed.fork if parsed else None) or _fork(run, engine, inputs)
     if engine and engine not in ("vllm", "sglang") and engine.startswith(("vllm", "sglang")):
@@ -108,7 +118,7 @@ def describe_engine(
         or config.get("model"),
         command=tuple(parsed.argv)
         if parsed and parsed.argv
-        else (recorded.command if recorded else None),
+        else (recorded.command if recorded and not of_another else None),
         arguments=arguments,
         in_force=in_force,
         env={**(dict(recorded.env) if recorded else {}), **(dict(parsed.env) if parsed else {})},
@@ -146,6 +156,13 @@ def describe_engine(
 def _is_damaged(value: object) -> bool:
     """Whether it is a number that no server can have taken, such as infinity."""
     return isinstance(value, int | float) and not abs(value) < LARGEST
+
+
+def _contradicts(commanded: str | None, run: Run | None, inputs: Inputs) -> bool:
+    """Whether a command starts another engine than the one that names itself in the log."""
+    if inputs.engine is not None or run is None or run.find(*_BANNERS) is None:
+        return False
+    return None not in (commanded, run.engine) and commanded != run.engine
 
 
 def _command(inputs: Inputs, recorded: RecordedEngine | None) -> str | tuple[str, ...] | None:

@@ -82,6 +82,9 @@ def diagnose(inputs: Inputs) -> Diagnosis:
     incidents = incidents[:_MAX_INCIDENTS]
     engines = tuple(f.engine for f in all_facts if _known(f))[:64]
     sources = list(inputs.sources)
+    if inputs.command and any(f.engine.engine and not f.engine.command for f in all_facts):
+        detail = "not used: it starts another engine than the one that wrote the log"
+        sources.append(SourceStatus("command", "warning", detail))
     verdict = _verdict(incidents, () if failed else risks, all_facts, inputs)
     if verdict == "unknown" and not any(i.finding.unseen for i in incidents):
         sources += _what_is_missing(all_facts, inputs)

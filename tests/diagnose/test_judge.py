@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -139,3 +140,28 @@ def test_the_same_inputs_give_the_same_ids() -> None:
     one, two = judged(text), judged(text)
     assert [i.id for i in one.incidents] == [i.id for i in two.incidents]
     assert one == two
+
+
+@pytest.mark.parametrize(
+    ("command", "used"),
+    [
+        ("vllm serve /models/m --max-num-seqs 64", True),
+        ("python -m sglang.launch_server --model-path /models/m --mem-fraction-static 0.5", False),
+        ("ollama serve", False),
+        ("python app.py", True),
+    ],
+)
+def test_a_command_of_another_engine_than_the_logs_is_not_used(command: str, *, used: bool) -> None:
+    given = dataclasses.replace(
+        inputs_of(START + READY + SERVED + raised(PEAK, *FORWARD)), command=command
+    )
+    found = diagnose(given)
+    assert found.engines[0].engine == "vllm"
+    assert (found.engines[0].command is not None) is used
+    assert "--mem-fraction-static" not in found.engines[0].arguments
+    assert any(s.name == "command" and s.status == "warning" for s in found.sources) is not used
+
+
+def test_a_command_tells_the_engine_of_a_log_that_names_none() -> None:
+    given = dataclasses.replace(inputs_of("hello\n"), command="sglang serve --model-path /models/m")
+    assert diagnose(given).engines[0].engine == "sglang"
