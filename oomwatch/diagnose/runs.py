@@ -64,6 +64,8 @@ _STAGE_OF: Final[Mapping[str, str]] = {
     "llama.loading": "load",
     "llama.context": "kv",
     "llama.ready": "ready",
+    "ollama.started": "ready",
+    "ollama.served": "serving",
     "llama.served": "serving",
 }
 _BANNERS: Final = frozenset(

@@ -421,6 +421,22 @@ OTHER_ENGINES: Final[tuple[Pattern, ...]] = (
         "ollama",
     ),
     Pattern(
+        "ollama.started",
+        "stage",
+        "llama runner started",
+        r"^msg=\"llama runner started in",
+        'msg="llama runner started in 4.13 seconds"',
+        "ollama",
+    ),
+    Pattern(
+        "ollama.served",
+        "stage",
+        "[GIN]",
+        r"^\[GIN\] [\d/]+ - [\d:]+ \| 200 \| .{0,80}POST +\"/(?:api/(?:generate|chat|embed\w*)|v1/\w+)",
+        '[GIN] 2025/02/20 - 10:01:02 | 200 |  2.1s |       127.0.0.1 | POST     "/api/generate"',
+        "ollama",
+    ),
+    Pattern(
         "ollama.host_short",
         "check",
         "requires more system memory",

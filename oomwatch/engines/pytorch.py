@@ -112,6 +112,8 @@ def parse_oom(text: str) -> TorchOom | None:
         )
     listed = [(int(m["pid"]), parse_size(m["size"]) or 0) for m in _OTHER.finditer(text)]
     own, own_pid = _size(_OWN, text), None
+    if own is not None and own < (_size(_ALLOCATED, text) or 0):
+        own = None  # "0 bytes": the driver of a virtual machine or sandbox does not count processes
     if own is None and len(listed) == 1:
         own_pid, own = listed.pop()
     elif own is None and listed:
@@ -211,7 +213,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "cuda.oom_raw",
         "oom",
         "ut of memory",
-        r"(?:(?:CUDA|HIP) (?:driver |runtime )?error: out of memory|CUDA runtime error in .{1,160}: out of memory|[Cc][Uu][Dd][Aa] error (?:\([^)]{1,200}\): |\S{1,200} ')out of memory|CUDA runtime error in .{1,160}: out of memory|Triton Error \[(?:CUDA|HIP)\]: out of memory|hipErrorOutOfMemory|CUDA error \d{1,4} at \S{1,200}: out of memory|\[TM\]\[ERROR\] (?:CUDA runtime error: )?out of memory|ggml_(?!cuda_host_malloc)\w*: .{0,80}out of memory|cudaMalloc failed: out of memory)",
+        r"(?:(?:CUDA|HIP) (?:driver |runtime )?error: out of memory|CUDA runtime error in .{1,160}: out of memory|[Cc][Uu][Dd][Aa] error (?:\([^)]{1,200}\): |\S{1,200} ')out of memory|CUDA runtime error in .{1,160}: out of memory|Triton Error \[(?:CUDA|HIP)\]: out of memory|hipErrorOutOfMemory|Cuda Runtime \(out of memory\)|CUDA error \d{1,4} at \S{1,200}: out of memory|\[TM\]\[ERROR\] (?:CUDA runtime error: )?out of memory|ggml_(?!cuda_host_malloc)\w*: .{0,80}out of memory|cudaMalloc failed: out of memory)",
         "CUDA error: out of memory",
         "..",
         where="any",

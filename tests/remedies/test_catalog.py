@@ -494,3 +494,59 @@ def test_hostile_process_names_stay_harmless() -> None:
     assert action is not None
     assert action.isprintable()
     assert len(action) < 300
+
+
+@pytest.mark.parametrize("cause", ALL_CAUSES)
+def test_one_value_for_a_flag(cause: str) -> None:
+    for facts in ENGINES:
+        seen: set[str] = set()
+        for remedy in prescribe(finding(cause, free_bytes=20 * GIB, total_bytes=24 * GIB), facts):
+            again = bool(remedy.set) and not (remedy.env or remedy.unset) and {*remedy.set} <= seen
+            assert not again, (facts, remedy.title)
+            seen |= {*remedy.set}
+
+
+@pytest.mark.parametrize("cause", ["attn_workspace_peak", "host_ram_leak", "profile_race_false"])
+def test_upgrade_is_no_first_step_without_a_version(cause: str) -> None:
+    assert first(cause, engine(version=None)).id != "upgrade"
+    assert "upgrade" in by_id(cause, engine(version=None))
+    assert first(cause, engine(version="0.10.1")).id == "upgrade"
+
+
+def test_a_refused_allocation_of_unknown_cause_gets_safe_steps() -> None:
+    steps = by_id("irregular_unknown", engine(), gpu_refused=True)
+    assert "--gpu-memory-utilization" in str(steps["room-until-known"].action)
+    assert "room-until-known" not in by_id("irregular_unknown", engine())
+
+
+def test_only_flags_are_called_not_validated() -> None:
+    fork = EngineFacts(id="e1", engine="vllm", fork="vllm-ascend", version="0.11.0")
+    for cause in ALL_CAUSES:
+        for remedy in prescribe(finding(cause), fork):
+            assert ("Not validated" in remedy.why) == bool(remedy.set or remedy.unset)
+
+
+def test_fp8_quarters_a_float32_cache() -> None:
+    held = {"kv_tokens": 1000, "max_model_len": 4096}
+    wide = engine(version="0.10.2", in_force={"--dtype": "float32"}, **held)
+    for facts, factor, word in ((wide, 4, "quarter"), (engine(**held), 2, "Half")):
+        step = by_id("kv_lt_max_len", facts)["fp8-kv-cache"]
+        assert step.effect is not None
+        assert step.effect.kv_tokens_after == 1000 * factor
+        assert word in step.why
+
+
+def test_no_gpus_are_added_on_a_host_without() -> None:
+    cpu = engine(version="0.10.2", in_force={"--device": "cpu"})
+    assert "more-ranks" not in by_id("kv_no_blocks", cpu)
+    assert "more-ranks" in by_id("kv_no_blocks", engine())
+
+
+def test_sequences_stay_at_what_the_cache_holds_at_full_length() -> None:
+    facts = engine(arguments={"--max-num-seqs": "256"}, max_concurrency=90.4)
+    for cause in ("kv_saturation", "prefill_activation_peak"):
+        step = by_id(cause, facts, running=100).get("fewer-sequences")
+        assert step is not None
+        assert int(step.set["--max-num-seqs"]) == 90
+    roomy = engine(arguments={"--max-num-seqs": "64"}, max_concurrency=90.4)
+    assert "fewer-sequences" not in by_id("kv_saturation", roomy, running=60)

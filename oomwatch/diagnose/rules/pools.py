@@ -19,6 +19,12 @@ from oomwatch.records import Evidence, Finding
 from oomwatch.units import format_count, format_duration
 
 _HIGH: Final = 0.9
+_FULL_POOL: Final = re.compile(
+    r"\b(?P<pool>swa|mamba)(?: token)? usage: (?P<share>0\.9[5-9]\d*|1\.0\d*)"
+)
+"""A second pool of a hybrid model on a load line, with nothing left."""
+_ROOM: Final = re.compile(r"\b(?:full )?token usage: 0\.[0-8]\d*")
+"""The pool of full attention on a load line, with room."""
 
 
 def pool_allocation(facts: Facts) -> Finding | None:
@@ -66,6 +72,19 @@ def pool_allocation(facts: Facts) -> Finding | None:
         None,
     )
     order = failure.order
+    dry = _FULL_POOL.search(load.line.text) if load and second is None and not pools else None
+    if load is not None and dry is not None and _ROOM.search(load.line.text):
+        return found(
+            facts,
+            "kv_alloc_fail_hybrid_state",
+            0.8,
+            f"The {dry['pool']} pool of this hybrid model was {float(dry['share']):.0%} full at the last load line, while the"
+            " full attention pool had room.",
+            evidence,
+            strength=ARITHMETIC,
+            order=order,
+            values={**values, "pool": dry["pool"], "hybrid": True},
+        )
     if second is not None:
         return found(
             facts,
