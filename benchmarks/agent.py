@@ -56,6 +56,7 @@ class Page(http.server.BaseHTTPRequestHandler):
             self.send_error(404)
             return
         self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
         self.send_header("Content-Length", str(len(page)))
         self.end_headers()
         self.wfile.write(page)
