@@ -109,6 +109,11 @@ class _Gib(click.FloatRange):
 )
 @click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
 @click.option(
+    "-v", "--verbose", is_flag=True, help="All changes and the table of KV cache formats too."
+)
+@click.option("--list-models", is_flag=True, help="The models that are known by name, and no more.")
+@click.option("--list-gpus", is_flag=True, help="The cards that are known by name, and no more.")
+@click.option(
     "--color",
     type=click.Choice(["auto", "always", "never"]),
     default="auto",
@@ -135,8 +140,13 @@ def run(options: dict[str, Any]) -> None:
     """Plan and print."""
     from oomwatch.engines.commandline import parse_command
     from oomwatch.engines.secrets import hide_words
-    from oomwatch.memory import goals, planner
+    from oomwatch.memory import config_source, devices, goals, planner
 
+    if options["list_models"] or options["list_gpus"]:
+        names = config_source.known_names() if options["list_models"] else []
+        names += devices.known_names() if options["list_gpus"] else []
+        click.echo("\n".join(names))
+        return
     form = "json" if options["as_json"] else options["form"]
     seen = _read_process(options["pid"]) if options["pid"] is not None else None
     words: tuple[str, ...] = options["server"] or ((seen.command or ()) if seen else ())
@@ -195,7 +205,7 @@ def _refused_flag(given: PlanInput) -> str | None:
     from oomwatch.engines.flags import check_flag
     from oomwatch.engines.versions import outside
 
-    if outside(given.engine, given.version) is not None:
+    if given.version_assumed or outside(given.engine, given.version) is not None:
         return None
     for flag, value in given.arguments.items():
         if not flag.startswith("--") or isinstance(value, list | dict):
@@ -216,10 +226,14 @@ def _find_model(options: dict[str, Any], parsed: ServerCommand) -> Found:
 def _build_input(
     options: dict[str, Any], parsed: ServerCommand, found: Found, seen: EngineFacts | None
 ) -> PlanInput:
+    from oomwatch.engines.versions import newest
     from oomwatch.memory.engine_facts import plan_input
     from oomwatch.memory.planner import PlanInput
 
     version = options["engine_version"] or parsed.version or (seen.version if seen else None)
+    assumed = version is None and parsed.fork is None
+    if assumed:
+        version = newest(parsed.engine or "vllm")
     device = _device(options, seen)
     base = plan_input(seen, model=found.model, device=device) if seen else None
     if base is None:
@@ -241,7 +255,13 @@ def _build_input(
     if "kv_available_bytes" in facts:
         facts["kv_rounding_bytes"] = _BYTES_PER_GIB // 200  # logs print two decimals
     known = dataclasses.replace(known, **facts) if facts else known
-    return dataclasses.replace(base, version=version, gpu_count=options["gpu_count"], known=known)
+    return dataclasses.replace(
+        base,
+        version=version,
+        version_assumed=assumed,
+        gpu_count=options["gpu_count"],
+        known=known,
+    )
 
 
 def _device(options: dict[str, Any], seen: EngineFacts | None) -> Device:
@@ -351,6 +371,14 @@ def _print_text(
 
     for problem in _own_flags(given, parsed):
         click.echo(f"oomwatch: {clean(problem, 300)}", err=True)
+    if answer is not None:
+        line = clean(shell_line(rebuilt_words(parsed, answer.set), given.engine))
+        text.print_answer(console, answer, line)
+        if not options["verbose"]:
+            console.print(f"\nThe command as it is: {text.verdict(now)}")
+            text.print_assumptions(console, answer.plan)
+            return
+        console.print("\nThe command as it is:")
     text.print_plan(
         console,
         given,
@@ -359,11 +387,9 @@ def _print_text(
         where=clean(found.note or found.where, 200),
         formats=what_if.kv_table(given, now),
         changes=what_if.what_if(given, now),
+        fewest=None if now.fits else what_if.fewest_gpus(given, now),
+        verbose=options["verbose"],
     )
-    if answer is not None:
-        text.print_answer(
-            console, answer, clean(shell_line(rebuilt_words(parsed, answer.set), given.engine))
-        )
 
 
 def _configuration(
@@ -405,7 +431,7 @@ def _configuration(
         env |= {name: secrets.HIDDEN for place, name in hidden.items() if place >= first}
     service = Service(
         engine=given.engine,
-        version=given.version,
+        version=None if given.version_assumed else given.version,
         program=words[first:begin],
         arguments=words[begin:],
         env=env,

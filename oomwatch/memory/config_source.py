@@ -7,6 +7,7 @@ from a table is worth less than one from the files that will be loaded.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import os
 import re
@@ -85,8 +86,28 @@ def load_model(path: str | None, name: str | None, *, hub: bool = False) -> Foun
     if known is not None:
         raw, note = known
         return Found(parse_config(raw), "built-in table", note)
+    near = _nearest(name)
     raise UsageError(
         f"the sizes of {name} are not here; give --model-config config.json, or --hub to fetch it"
+        + (f"; the nearest known is {near}" if near else "")
+        + " (all names: plan --list-models)"
+    )
+
+
+def known_names() -> list[str]:
+    """The models of the built-in table, by the names that find them."""
+    from oomwatch.memory.data.models import ALIASES, MODELS  # noqa: PLC0415 - large, rarely needed
+
+    return sorted({*MODELS, *ALIASES})
+
+
+def _nearest(name: str) -> str | None:
+    """The known name that begins this one, such as that of its shorter context, or is spelt so."""
+    plain = name.rsplit("/", 1)[-1].lower()[:100]
+    names = known_names()
+    begun = [each for each in names if re.match(re.escape(each) + r"(?![a-z0-9.])", plain)]
+    return max(begun, key=len, default=None) or next(
+        iter(difflib.get_close_matches(plain, names, 1, 0.75)), None
     )
 
 

@@ -90,7 +90,7 @@ def find_device(name: str) -> Device:
         near = difflib.get_close_matches(text, names, 4, 0.4) or ["h100-80gb", "l40s", "rtx-4090"]
         raise UsageError(
             f"unknown GPU {name[:60]!r}; write a name such as {', '.join(near)}, "
-            "or give its memory with --gpu-total-gib"
+            "or give its memory with --gpu-total-gib (all names: plan --list-gpus)"
         )
     if mig is None:
         return base
@@ -103,6 +103,11 @@ def find_device(name: str) -> Device:
         total_bytes=int(base.total_bytes * share),
         measured=False,
     )
+
+
+def known_names() -> list[str]:
+    """The short names of all cards, as the table orders them."""
+    return [card.short for card in CARDS]
 
 
 def _closest(text: str) -> Device | None:

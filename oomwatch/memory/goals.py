@@ -17,9 +17,11 @@ from oomwatch.errors import UsageError
 from oomwatch.memory.planner import Plan, PlanInput, change, plan
 from oomwatch.memory.what_if import kv_table
 
-_FORMAT_COST: Final = {"fp8": 2, "fp8_e4m3": 2, "fp8_ds_mla": 1, "int8_per_token_head": 3}
+CHOSEN_FORMATS: Final = {"fp8": 2, "fp8_e4m3": 2, "fp8_ds_mla": 1, "int8_per_token_head": 3}
 """Formats that keep quality close enough to be chosen for a user; others are shown, not chosen."""
 _MOST_CANDIDATES: Final = 240
+_MOST_UTILIZATION: Final = 0.93
+"""Beyond it what the profile run does not see (NCCL, late allocations) has no room left."""
 
 Option = tuple[Mapping[str, Any], int]
 
@@ -111,9 +113,9 @@ def _candidates(given: PlanInput, now: Plan, goal: Goal) -> Iterator[Option]:
 
 def _formats(given: PlanInput, now: Plan) -> list[Option]:
     usable: list[Option] = [
-        ({"--kv-cache-dtype": row.name}, _FORMAT_COST[row.name])
+        ({"--kv-cache-dtype": row.name}, CHOSEN_FORMATS[row.name])
         for row in kv_table(given, now)
-        if not row.in_force and row.name in _FORMAT_COST
+        if not row.in_force and row.name in CHOSEN_FORMATS
     ]
     return [({}, 0), *sorted(usable, key=lambda each: each[1])[:2]]
 
@@ -121,8 +123,8 @@ def _formats(given: PlanInput, now: Plan) -> list[Option]:
 def _vllm_axes(given: PlanInput, now: Plan, goal: Goal) -> list[list[Option]]:
     settings = now.settings
     share: list[Option] = [({}, 0)]
-    if settings.utilization < 0.95 and settings.kv_cache_memory_bytes is None:
-        share.append(({"--gpu-memory-utilization": "0.95"}, 1))
+    if settings.utilization < _MOST_UTILIZATION and settings.kv_cache_memory_bytes is None:
+        share.append(({"--gpu-memory-utilization": f"{_MOST_UTILIZATION:g}"}, 1))
     wanted = 32 if goal.concurrency is None else max(1, round(goal.concurrency))
     fewer = dict.fromkeys((max(256, wanted), max(64, wanted), wanted))
     seqs: list[Option] = [

@@ -33,6 +33,8 @@ class PlanInput:
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     gpu_count: int | None = None
     known: Known = dataclasses.field(default_factory=Known)
+    version_assumed: bool = False
+    """`version` was not given: it is the newest that is known."""
     offset_bytes: int = 0
     """Added to the predicted KV memory: what a log said beyond the model, for changed settings."""
 
@@ -216,7 +218,7 @@ def _refusal(
     weights = budget.weights.bytes
     ranks = settings.tensor_parallel * settings.pipeline_parallel
     if given.gpu_count is not None and ranks > given.gpu_count:
-        return "wrong_device", f"it asks for {ranks} GPUs and {given.gpu_count} are there"
+        return "config_error", f"it asks for {ranks} GPUs and {given.gpu_count} are there"
     unsplit = _unsplit(given.model, settings)
     if unsplit is not None:
         return "config_error", unsplit
@@ -299,6 +301,11 @@ def _assumptions(
     beyond = outside(settings.engine, given.version) if given.version else None
     if beyond and settings.version != NEWEST:
         found.append(f"{beyond}: the nearest release's rules are taken")
+    if given.version_assumed:
+        found.append(
+            f"no version of {settings.engine} is given: planned, and flags checked, as "
+            f"{given.version} (--engine-version)"
+        )
     if settings.version == NEWEST:
         found.append("engine version unknown: newest rules taken (--engine-version)")
     if not given.device.measured and given.known.kv_available_bytes is None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from oomwatch.memory.goals import Answer
 from oomwatch.memory.planner import Plan, PlanInput
-from oomwatch.memory.what_if import WhatIf
+from oomwatch.memory.what_if import WhatIf, fewest_gpus
 
 SCHEMA: Final = "oomwatch.plan/1"
 
@@ -28,11 +28,12 @@ def plan_json(
     given: PlanInput, plan: Plan, changes: tuple[WhatIf, ...], name: str | None
 ) -> dict[str, Any]:
     """The plan as plain data; unknown is None."""
+    fewest = plan if plan.fits else fewest_gpus(given, plan)
     budget, layout = plan.budget, plan.layout
     return {
         "schema": SCHEMA,
         "engine": plan.settings.engine,
-        "version": given.version,
+        "version": None if given.version_assumed else given.version,
         "model": name,
         "gpu": given.device.name,
         "gpu_count": plan.settings.gpus,
@@ -64,6 +65,7 @@ def plan_json(
         "refusal": plan.refusal,
         "refusal_text": plan.refusal_text,
         "max_model_len_that_fits": plan.max_model_len_that_fits,
+        "fewest_gpus": fewest.settings.gpus if fewest is not None else None,
         "what_if": [
             {
                 "change": dict(each.set),

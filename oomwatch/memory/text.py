@@ -1,32 +1,33 @@
-"""A plan for people: budget bar, verdict, tables of formats and changes."""
+"""A plan for people: verdict, budget bar, and what each change would do, in 80 columns."""
 
 from __future__ import annotations
 
 import math
+import string
+import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
-from oomwatch.memory.goals import Answer
+from oomwatch.memory.goals import CHOSEN_FORMATS, Answer
 from oomwatch.memory.planner import Plan, PlanInput
 from oomwatch.memory.what_if import FormatRow, WhatIf
 from oomwatch.units import GIB, KIB, format_bytes, format_count
 
-_NARROW: Final = 110  # cells; below, prices stand under their changes
-_PARTS: Final = (
-    ("weights", "blue"),
-    ("activation", "yellow"),
-    ("cuda graphs", "magenta"),
-    ("non-torch", "red"),
-    ("states", "cyan"),
-    ("kv cache", "green"),
-    ("left outside", "bright_black"),
+_PARTS: Final = (  # name, letter where there is no colour, colour
+    ("weights", "W", "blue"),
+    ("activation", "A", "yellow"),
+    ("cuda graphs", "G", "magenta"),
+    ("non-torch", "N", "red"),
+    ("states", "S", "cyan"),
+    ("kv cache", "K", "green"),
+    ("left outside", ".", "bright_black"),
 )
+_TOO_LARGE: Final = ("weights_dont_fit", "profile_activation_peak", "kv_no_blocks")
+"""Refusals that no shorter request mends."""
 
 
 def print_plan(
@@ -38,8 +39,13 @@ def print_plan(
     where: str,
     formats: Sequence[FormatRow],
     changes: Sequence[WhatIf],
+    fewest: Plan | None = None,
+    verbose: bool = False,
 ) -> None:
-    """The whole answer, on a console."""
+    """The whole answer, on a console; the table of formats and all changes when `verbose`.
+
+    `fewest` is the plan with the fewest GPUs that starts, where this one does not.
+    """
     settings = plan.settings
     version = f" {given.version}" if given.version else ""
     console.print(
@@ -47,18 +53,64 @@ def print_plan(
         f"({plan.budget.total_bytes / GIB:.2f} GiB), {settings.engine}{escape(version)}"
         f"{' V0' if settings.v0 else ''}; {escape(where)}"
     )
-    console.print(_verdict(plan))
+    console.print(verdict(plan))
+    too_large = plan.refusal in _TOO_LARGE
+    if too_large:
+        _print_fewest(console, given, fewest)
     _print_bar(console, plan)
-    _print_cache(console, plan)
-    _print_formats(console, plan, formats)
-    _print_changes(console, plan, changes)
+    if not too_large or verbose:
+        _print_cache(console, plan)
+    shown = [each for each in changes if verbose or _is_useful(plan, each)]
+    _print_changes(console, plan, shown)
+    if verbose:
+        _print_formats(console, plan, formats)
+    elif len(shown) < len(changes) or formats:
+        left = len(changes) - len(shown)
+        more = f"{left} more changes and the table" if left else "The table"
+        console.print(f"\n[dim]{more} of KV cache formats: plan -v[/]")
+    print_assumptions(console, plan)
+
+
+def print_assumptions(console: Console, plan: Plan) -> None:
+    """What the plan takes for granted, as a list."""
     if plan.assumptions:
         console.print("\n[bold]Assumptions[/]")
         for each in plan.assumptions:
-            console.print(f"  - {escape(each)}")
+            _print_item(console, each, indent="  - ")
 
 
-def _verdict(plan: Plan) -> str:
+def _is_useful(plan: Plan, change: WhatIf) -> bool:
+    """Whether a change belongs in the short list: it starts, is allowed, and costs no quality."""
+    fmt = change.set.get("--kv-cache-dtype")
+    if not change.plan.fits or (not change.validated and plan.fits):
+        return False
+    return fmt is None or fmt in CHOSEN_FORMATS
+
+
+def _print_fewest(console: Console, given: PlanInput, fewest: Plan | None) -> None:
+    card = escape(given.device.name)
+    if fewest is None:
+        line = f"  No number of {card} up to 16 starts it with these flags."
+    else:
+        flag = "--tensor-parallel-size" if fewest.settings.engine == "vllm" else "--tp-size"
+        line = (
+            f"  The fewest {card} that start it: [bold]{fewest.settings.gpus}[/] "
+            f"({flag} {fewest.settings.tensor_parallel}), for "
+            f"{_number(fewest.max_concurrency)} requests of "
+            f"{format_count(fewest.settings.max_model_len)} tokens at once"
+        )
+    console.print(line)
+
+
+def _print_item(console: Console, text: str, *, indent: str, style: str = "") -> None:
+    """A paragraph whose further lines stand below its first."""
+    hang = " " * len(indent)
+    for line in textwrap.wrap(text, console.width, initial_indent=indent, subsequent_indent=hang):
+        console.print(Text(line, style=style))
+
+
+def verdict(plan: Plan) -> str:
+    """Whether it starts and what it holds, or why not: one sentence, as markup."""
     if plan.refusal is not None:
         return f"[bold red]does not start[/] ({plan.refusal}): {escape(plan.refusal_text or '')}"
     return (
@@ -88,22 +140,36 @@ def shares(plan: Plan) -> tuple[tuple[str, int], ...]:
 def _print_bar(console: Console, plan: Plan) -> None:
     width = min(72, max(30, console.width - 4))
     parts = shares(plan)
-    whole = max(1, sum(size for _, size in parts))
+    colored = console.color_system is not None and not console.no_color
+    cells = _cells([size for _, size in parts], width)
     bar = Text("  ")
-    for (_, size), (_, style) in zip(parts, _PARTS, strict=True):
-        cells = round(width * size / whole)
-        bar.append("█" * cells, style=style)
+    for count, (_, letter, style) in zip(cells, _PARTS, strict=True):
+        bar.append(("█" if colored else letter) * count, style=style)
     console.print(bar)
-    legend = Text("  ")
-    for (name, size), (_, style) in zip(parts, _PARTS, strict=True):
+    line = Text("  ")
+    for (name, size), (_, letter, style) in zip(parts, _PARTS, strict=True):
         if size:
-            legend.append("■ ", style=style)
-            legend.append(f"{name} {size / GIB:.2f}   ")
-    legend.append("GiB per GPU")
-    console.print(legend)
-    low, high = plan.kv_low_bytes / GIB, plan.kv_high_bytes / GIB
-    if low != high:
+            words = f" {name} {size / GIB:.2f}"
+            if line.cell_len + len(words) + 1 > console.width:
+                console.print(line)
+                line = Text("  ")
+            line.append("■" if colored else letter, style=style)
+            line.append(f"{words}   ")
+    if line.cell_len + 11 > console.width:
+        console.print(line)
+        line = Text("  ")
+    line.append("GiB per GPU")
+    console.print(line)
+    low, high = max(0, plan.kv_low_bytes) / GIB, plan.kv_high_bytes / GIB
+    if low < high:
         console.print(f"  KV cache expected between {low:.2f} and {high:.2f} GiB per GPU")
+
+
+def _cells(sizes: Sequence[int], width: int) -> list[int]:
+    """`width` cells shared out in proportion to sizes; what rounding leaves goes by its end."""
+    whole = max(1, sum(sizes))
+    ends = [round(width * sum(sizes[: place + 1]) / whole) for place in range(len(sizes))]
+    return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def _print_cache(console: Console, plan: Plan) -> None:
@@ -130,56 +196,74 @@ def _print_formats(console: Console, plan: Plan, rows: Sequence[FormatRow]) -> N
     if not rows:
         return
     length = format_count(plan.settings.max_model_len)
-    table = _table(f"KV formats this version and card can run, at {length} tokens")
-    table.add_column("--kv-cache-dtype", no_wrap=True)
-    for head in ("GiB/request", "requests", "tokens"):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("backend", no_wrap=True)
-    table.add_column("quality")
-    for row in rows:
-        shown = f"{row.name} *" if row.in_force else row.name
-        table.add_row(
-            shown,
+    console.print(f"\n[bold]KV formats this version and card can run, at {length} tokens[/]")
+    codes = dict(
+        zip(dict.fromkeys(row.quality for row in rows), string.ascii_lowercase, strict=False)
+    )
+    cells = [
+        (
+            f"{row.name} *" if row.in_force else row.name,
             f"{row.bytes_per_request / GIB:.2f}",
             _number(row.max_concurrency),
             format_count(row.tokens),
             row.backend,
-            row.quality,
+            codes[row.quality],
         )
-    console.print()
-    console.print(table)
+        for row in rows
+    ]
+    heads = ("--kv-cache-dtype", "GiB/request", "requests", "tokens", "backend", "note")
+    for line in _aligned((heads, *cells), left=(0, 4, 5)):
+        console.print(Text(f"  {line}"))
+    for quality, code in codes.items():
+        _print_item(console, quality, indent=f"  {code}  ", style="dim")
+    if any(row.in_force for row in rows):
+        console.print(Text("  *  in force", style="dim"))
 
 
 def _print_changes(console: Console, plan: Plan, changes: Sequence[WhatIf]) -> None:
     if not changes:
         return
-    table = _table("What each change would do")
-    narrow = console.width < _NARROW
-    table.add_column("change", no_wrap=not narrow)
-    for head in ("tokens", "requests", "KV GiB/GPU"):
-        table.add_column(head, justify="right", no_wrap=True)
-    if not narrow:
-        table.add_column("price")
+    console.print("\n[bold]What each change would do[/]")
+    cells, prices = [], []
     for each in changes:
         after = each.plan
         flags = " ".join(k if v is True else f"{k} {v}" for k, v in each.set.items())
         removed = " ".join(f"without {k}" for k in each.unset)
-        result = _number(after.max_concurrency) if after.fits else "no start"
-        price = each.cost if each.validated else f"{each.cost} (not checked: {each.reason})"
-        name = escape(f"{flags} {removed}".strip())
-        table.add_row(
-            f"{name}\n[dim]  {escape(price)}[/]" if narrow else name,
-            f"{format_count(after.tokens)} {_change(plan.tokens, after.tokens)}",
-            result,
-            f"{after.kv_available_bytes / GIB:.2f} {each.freed_bytes / GIB:+.2f}",
-            *([] if narrow else [escape(price)]),
+        cells.append(
+            (
+                f"{flags} {removed}".strip(),
+                format_count(after.tokens) if after.fits else "-",
+                _change(plan.tokens, after.tokens) if after.fits else "",
+                _number(after.max_concurrency) if after.fits else "no start",
+                f"{each.freed_bytes / GIB:+.2f}",
+            )
         )
-    console.print()
-    console.print(table)
+        prices.append(each.cost if each.validated else f"{each.cost} (not checked: {each.reason})")
+    heads = ("change", "tokens", "", "requests", "GiB/GPU")
+    title, *lines = _aligned((heads, *cells), left=(0,))
+    beside = all(
+        len(line) + len(price) + 4 <= console.width
+        for line, price in zip(lines, prices, strict=True)
+    )
+    console.print(Text(f"  {title}", style="dim"))
+    for line, price in zip(lines, prices, strict=True):
+        if beside:
+            console.print(Text.assemble(f"  {line}  ", (price, "dim")))
+        else:
+            console.print(Text(f"  {line}"))
+            _print_item(console, price, indent="      ", style="dim")
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE, pad_edge=False)
+def _aligned(rows: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
+    """Rows of cells as lines; columns in `left` are aligned left, the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if place in left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def print_answer(console: Console, answer: Answer, line: str) -> None:
@@ -187,7 +271,7 @@ def print_answer(console: Console, answer: Answer, line: str) -> None:
     after = answer.plan
     word = "[bold green]reaches the goal[/]" if answer.reached else "[bold yellow]nearest[/]"
     console.print(
-        f"\n{word}: {_number(after.max_concurrency)} requests of "
+        f"{word}: {_number(after.max_concurrency)} requests of "
         f"{format_count(after.settings.max_model_len)} tokens on {after.settings.gpus} GPUs"
     )
     console.print(Text(line), soft_wrap=True)

@@ -17,6 +17,7 @@ from oomwatch.memory.kv_formats import backend_of, find_format, unsupported
 from oomwatch.memory.planner import Plan, PlanInput, change, plan
 from oomwatch.units import GIB
 
+_MOST_RANKS = 16
 _GPU_COST = "needs {n} GPUs; every layer waits for the interconnect"
 
 
@@ -175,16 +176,38 @@ def _formats(given: PlanInput, now: Plan) -> Iterator[Change]:
 
 
 def _ranks(given: PlanInput, now: Plan, flag: str) -> Iterator[Change]:
-    settings = now.settings
+    """Twice the GPUs, or as many times as it takes to start, of those that are there."""
+    tried = [
+        each
+        for each in _wider(given, now, flag)
+        if given.gpu_count is None or each.settings.gpus <= given.gpu_count
+    ]
+    chosen = next((each for each in tried if each.fits), tried[0] if tried else None)
+    if chosen is not None:
+        wider, gpus = chosen.settings.tensor_parallel, chosen.settings.gpus
+        yield {flag: str(wider)}, (), _GPU_COST.format(n=gpus)
+
+
+def fewest_gpus(given: PlanInput, now: Plan) -> Plan | None:
+    """The plan that starts with the least tensor parallelism over that of `now`, up to 16 GPUs.
+
+    As many GPUs as that takes, whether or not they are there; None if none is enough.
+    """
+    flag = "--tensor-parallel-size" if now.settings.engine == "vllm" else "--tp-size"
+    anywhere = dataclasses.replace(given, gpu_count=None)
+    return next((each for each in _wider(anywhere, now, flag) if each.fits), None)
+
+
+def _wider(given: PlanInput, now: Plan, flag: str) -> Iterator[Plan]:
+    """The plans with 2, 4, … times the tensor parallelism, as far as the heads divide."""
     heads = max((getattr(x.mixer, "heads", 1) for x in given.model.layers), default=1)
-    wider = settings.tensor_parallel * 2
-    needed = settings.gpus * 2
-    if (
-        heads % wider == 0
-        and wider <= 16
-        and (given.gpu_count is None or needed <= given.gpu_count)
-    ):
-        yield {flag: str(wider)}, (), _GPU_COST.format(n=needed)
+    wider = now.settings.tensor_parallel * 2
+    while wider <= _MOST_RANKS and heads % wider == 0:
+        try:
+            yield plan(change(given, {flag: str(wider)}))
+        except UsageError:
+            return
+        wider *= 2
 
 
 def _rounded(length: int) -> int:

@@ -11,6 +11,8 @@ import jsonschema
 import pytest
 import yaml
 
+from oomwatch.engines import versions
+
 NUMBER = {"type": ["number", "null"]}
 WHOLE = {"type": "integer"}
 SCHEMA = {
@@ -117,7 +119,7 @@ def test_a_refused_start_is_an_answer_not_an_error():
 
 def test_text_for_people():
     done = oomwatch_plan(
-        *LLAMA, "--", "vllm", "serve", "Qwen/Qwen3-32B", "--max-model-len", "40960"
+        *LLAMA, "-v", "--", "vllm", "serve", "Qwen/Qwen3-32B", "--max-model-len", "40960"
     )
     assert done.returncode == 0
     for words in (
@@ -299,3 +301,83 @@ def test_a_running_engine_fills_in_what_its_log_said(running):
     assert found["kv"]["tokens"] == 30 * 2**30 // (128 * 1024)
     fp8 = next(x for x in found["what_if"] if x["change"].get("--kv-cache-dtype") == "fp8")
     assert fp8["tokens"] == 2 * found["kv"]["tokens"]
+
+
+L4 = ("--gpu", "l4", "--", "vllm", "serve", "Qwen/Qwen2.5-7B-Instruct")
+
+
+def test_without_a_version_the_newest_known_release_is_planned():
+    newest = versions.newest("vllm")
+    assumed, named = plan_json(*L4), plan_json("--engine-version", newest, *L4)
+    assert assumed["kv"]["tokens"] == named["kv"]["tokens"]
+    assert [assumed["version"], named["version"]] == [None, newest]
+    assert all(x["validated"] for x in assumed["what_if"])
+    assert sum(newest in x and "--engine-version" in x for x in assumed["assumptions"]) == 1
+    assert not any("--engine-version" in x for x in named["assumptions"])
+
+
+def test_a_version_that_nobody_named_is_not_put_in_an_image_and_refuses_nothing():
+    new = ("--gpu", "h100-80gb", "--format", "compose", "--", "vllm", "serve", "Qwen/Qwen3-8B")
+    done = oomwatch_plan(*new, "--swap-space", "4")
+    assert done.returncode == 0
+    assert versions.newest("vllm") not in done.stdout
+
+
+@pytest.mark.parametrize("more", [(), ("-v",)])
+def test_eighty_columns_read_well(more):
+    done = oomwatch_plan(*more, *L4, COLUMNS="80")
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
+    bar = next(line.strip() for line in lines if line.startswith("  WW"))
+    assert {"W", "A", "K"} <= set(bar)
+    assert len(lines) < (80 if more else 35)
+    assert ("GiB/request" in done.stdout) == bool(more)
+
+
+def test_colour_makes_the_bar_of_blocks():
+    done = oomwatch_plan("--color", "always", *L4, TERM="xterm")
+    assert "█" in done.stdout
+    assert "WWW" not in done.stdout
+
+
+def test_a_model_that_is_too_large_is_told_the_fewest_gpus():
+    words = ("--", "vllm", "serve", "meta-llama/Llama-3.1-70B")
+    done = oomwatch_plan(*LLAMA, "--gpu-count", "4", *words, COLUMNS="80")
+    assert "fewest h100-80gb that start it: 4 (--tensor-parallel-size 4)" in done.stdout
+    assert "no start" not in done.stdout
+    assert "between" not in done.stdout  # no interval of a KV cache that is not there
+    found = plan_json(*LLAMA, "--gpu-count", "4", *words)
+    ranks = [x for x in found["what_if"] if "--tensor-parallel-size" in x["change"]]
+    assert [(x["change"]["--tensor-parallel-size"], x["fits"]) for x in ranks] == [("4", True)]
+    assert found["fewest_gpus"] == 4
+    never = oomwatch_plan("--gpu", "l4", "--", "vllm", "serve", "meta-llama/Llama-3.1-405B")
+    assert "No number of l4 up to 16" in never.stdout
+
+
+def test_the_answer_to_a_goal_comes_first():
+    goal = (*LLAMA, "--gpu-count", "4", "--goal", "concurrency=max", "--context", "8192")
+    lines = oomwatch_plan(*goal, "--", "vllm", "serve", "meta-llama/Llama-3.1-70B").stdout
+    assert lines.startswith("reaches the goal: ")
+    assert shlex.split(lines.splitlines()[1])[:2] == ["vllm", "serve"]
+    assert "--gpu-memory-utilization 0.93 " in lines
+    assert lines.index("does not start") > lines.index("vllm serve")
+
+
+def test_more_gpus_than_there_are_is_an_error_of_the_command():
+    words = ("--", "vllm", "serve", "Qwen/Qwen3-8B", "--tensor-parallel-size", "4")
+    done = oomwatch_plan(*LLAMA, "--gpu-count", "2", *words)
+    assert "(config_error): it asks for 4 GPUs and 2 are there" in done.stdout
+
+
+def test_known_names_are_listed_and_pointed_at():
+    models = oomwatch_plan("--list-models").stdout.split()
+    cards = oomwatch_plan("--list-gpus").stdout.split()
+    assert "qwen2.5-7b" in models
+    assert {"h100-80gb", "l4"} <= set(cards)
+    unknown = oomwatch_plan("--gpu", "h100", "--", "vllm", "serve", "Qwen/Qwen2.5-7B-Instruct-1M")
+    assert unknown.returncode == 2
+    assert "nearest known is qwen2.5-7b" in unknown.stderr
+    assert "--list-models" in unknown.stderr
+    card = oomwatch_plan("--gpu", "h900", "--", "vllm", "serve", "Qwen/Qwen3-8B")
+    assert "--list-gpus" in card.stderr

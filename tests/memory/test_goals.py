@@ -57,3 +57,8 @@ def test_an_unreachable_goal_gives_the_nearest(given):
 def test_a_model_that_never_fits_is_said_so(given):
     with pytest.raises(UsageError, match="no combination"):
         solve(given("llama-3.1-405b", "rtx-4090", version="0.19.0", gpu_count=1), Goal(1.0, 1024))
+
+
+def test_the_share_of_the_card_leaves_something_for_what_is_not_profiled(given):
+    answer = solve(given("qwen3-32b", version="0.19.0"), Goal(None, 4096))
+    assert float(answer.set["--gpu-memory-utilization"]) <= 0.93

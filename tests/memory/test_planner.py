@@ -28,14 +28,6 @@ from oomwatch.units import GIB
             "kv_lt_max_len",
         ),
         (
-            "llama-3.1-8b",
-            "h100",
-            "0.11.0",
-            {"--tensor-parallel-size": "4"},
-            {"gpu_count": 2},
-            "wrong_device",
-        ),
-        (
             "qwen3.5-9b",
             "l40s",
             "0.24.0",
@@ -170,3 +162,9 @@ def test_what_is_beyond_the_model_or_the_tables_is_said(given):
     assert any("more than the model's own" in each for each in long.assumptions)
     new = plan(given(version="99.1.0"))
     assert any("outside the releases" in each for each in new.assumptions)
+
+
+def test_more_ranks_than_gpus_are_a_wrong_command_and_no_lack_of_memory(given):
+    found = plan(given(flags={"--tensor-parallel-size": "4"}, gpu_count=2))
+    assert (found.fits, found.refusal) == (False, "config_error")
+    assert "4 GPUs and 2 are there" in found.refusal_text
