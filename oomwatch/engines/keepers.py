@@ -40,7 +40,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "lifecycle",
         "",
         r"(?:OutOfMemoryError: Container killed due to memory usage|^(?:systemd-oomd\S* )?Killed \S+ due to memory (?:used|pressure)"
-        r"|systemd-oomd killed \d+ process|\d+ Workers? \(tasks / actors\) killed due to memory pressure \(OOM\))",
+        r"|systemd-oomd killed \d+ process|\b\d{1,9} Workers? \(tasks / actors\) killed due to memory pressure \(OOM\))",
         "Killed /system.slice/vllm.service due to memory pressure for /system.slice being 71.20% > 60.00% for > 20s with reclaim activity",
         "..",
         anchors=("due to memory", "killed"),

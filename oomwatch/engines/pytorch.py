@@ -331,7 +331,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "cuda.device_mix",
         "hint",
         "Detected different devices",
-        r"^Detected different devices in the system:\s+(?P<devices>.{3,600}?)\. Please make sure to set",
+        r"^Detected different devices in the system:\s{1,8}(?P<devices>\S.{2,600}?)\. Please make sure to set",
         "Detected different devices in the system: NVIDIA RTX A6000, NVIDIA GeForce RTX 3060. Please make sure to set `CUDA_DEVICE_ORDER=PCI_BUS_ID` to avoid unexpected behavior.",
         "vllm 0.6.5..",
     ),

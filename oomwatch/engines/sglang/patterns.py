@@ -368,7 +368,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "sglang.leak_check",
         "failure",
         "leak detected!",
-        r"^(?!.*UserWarning: )(?:.*\W)?(?:KV cache pool|[Mm]emory pool|\S+) (?:memory )?leak detected!",
+        r"^(?!.*UserWarning: ).*\S (?:memory )?leak detected!",
         "token_to_kv_pool_allocator memory leak detected! available_size=1",
         "0.3.6..",
         where="any",

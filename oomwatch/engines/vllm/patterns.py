@@ -501,7 +501,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "vllm.stats_v1",
         "stats",
         "reqs, Waiting:",
-        rf"(?:Engine (?P<engine>\d{{3}}): |(?P<aggregated_count>\d+) Engines Aggregated: )?Avg prompt throughput: (?P<prompt_rate>{_N}) tokens/s, Avg generation throughput: (?P<generation_rate>{_N}) tokens/s, Running: (?P<running_count>\d+) reqs, Waiting: (?P<waiting_count>\d+) reqs(?:, Deferred: \d+ reqs)?(?:.{{0,200}}?Preemptions: (?P<preemption_count>\d+))?.{{0,200}}?[A-Z]+ KV cache usage: (?P<kv_percent>{_N})%",
+        rf"(?:Engine (?P<engine>\d{{3}}): |(?P<aggregated_count>\d{{1,5}}) Engines Aggregated: )?Avg prompt throughput: (?P<prompt_rate>{_N}) tokens/s, Avg generation throughput: (?P<generation_rate>{_N}) tokens/s, Running: (?P<running_count>\d+) reqs, Waiting: (?P<waiting_count>\d+) reqs(?:, Deferred: \d+ reqs)?(?:.{{0,200}}?Preemptions: (?P<preemption_count>\d+))?.{{0,200}}?[A-Z]+ KV cache usage: (?P<kv_percent>{_N})%",
         "Engine 000: Avg prompt throughput: 5120.0 tokens/s, Avg generation throughput: 890.2 tokens/s, Running: 32 reqs, Waiting: 11 reqs, Preemptions: 3, GPU KV cache usage: 98.7%, Prefix cache hit rate: 45.1%",
         "0.7.1..",
     ),
