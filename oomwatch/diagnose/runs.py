@@ -63,6 +63,7 @@ _STAGE_OF: Final[Mapping[str, str]] = {
     "tgi.served": "serving",
     "llama.loading": "load",
     "llama.context": "kv",
+    "lmdeploy.block_manager": "kv",
     "llama.ready": "ready",
     "ollama.started": "ready",
     "ollama.served": "serving",

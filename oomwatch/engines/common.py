@@ -341,6 +341,15 @@ OTHER_ENGINES: Final[tuple[Pattern, ...]] = (
         anchors=("[TM]", "max_context_token"),
     ),
     Pattern(
+        "lmdeploy.block_manager",
+        "stage",
+        "[BlockManager]",
+        r"\[BlockManager\] (?:block_size|max_block_count) = ",
+        "[TM][INFO] [BlockManager] max_block_count = 2012",
+        "lmdeploy",
+        where="any",
+    ),
+    Pattern(
         "llama.slots",
         "pressure",
         "llama_decode",

@@ -10,7 +10,7 @@ from oomwatch.remedies import moves_load as load
 from oomwatch.remedies import moves_memory as memory
 from oomwatch.remedies import moves_model as model
 from oomwatch.remedies import moves_weights as weights
-from oomwatch.remedies.actions import act, unless_orphan, upgrade
+from oomwatch.remedies.actions import act, on_engine, unless_orphan, upgrade
 from oomwatch.remedies.context import Context, Draft, Move
 from oomwatch.remedies.plans import Plan
 from oomwatch.units import format_bytes
@@ -229,12 +229,15 @@ PLANS: Final[dict[str, Plan]] = {
         "less_kv",
         memory.lower_pinned_kv,
         memory.lower_share,
-        act(
-            "measure-kv",
-            "Let the engine measure the KV cache",
-            "Remove --kv-cache-memory-bytes or --num-gpu-blocks-override so that {engine} sizes "
-            "the KV cache from what is free.",
-            why="A pinned size is not checked against what is free.",
+        on_engine(
+            "vllm",
+            act(
+                "measure-kv",
+                "Let the engine measure the KV cache",
+                "Remove --kv-cache-memory-bytes or --num-gpu-blocks-override so that {engine} "
+                "sizes the KV cache from what is free.",
+                why="A pinned size is not checked against what is free.",
+            ),
         ),
     ),
     "nccl_init": Plan(
