@@ -96,6 +96,7 @@ class Gatherer:
         self.orphans: list[Orphan] = []
         self.exits: list[EngineExit] = []
         self._notes: list[tuple[str, list[str]]] = []
+        self._failures: list[str] = []
         self.read = 0
         self.live = False
 
@@ -131,7 +132,8 @@ class Gatherer:
             self._live()
         if self.read == 0 and (options.names_inputs or options.pids):
             raise NoInputError(
-                "; ".join(s.detail or s.name for s in self.sources) or "no input could be read"
+                "; ".join(self._failures or [s.detail or s.name for s in self.sources])
+                or "no input could be read"
             )
         return Inputs(
             generated_at=time.time(),
@@ -157,11 +159,13 @@ class Gatherer:
         try:
             reader(argument if argument is not None else name)
         except OomwatchError as error:
-            self.sources.append(SourceStatus(name, "error", str(error)))
+            self._failures.append(str(error))
+            detail = str(error).removeprefix(f"{name}: ")
+            self.sources.append(SourceStatus(_shown(name), "error", detail))
         else:
             self.read += 1
-            if all(s.name != name for s in self.sources):
-                self.sources.append(SourceStatus(name, "ok", None))
+            if all(s.name != _shown(name) for s in self.sources):
+                self.sources.append(SourceStatus(_shown(name), "ok", None))
 
     def _model_config(self) -> dict[str, Any] | None:
         path = self.options.model_config
@@ -211,7 +215,7 @@ class Gatherer:
         if first is None:
             self.sources.append(
                 SourceStatus(
-                    name, "warning", "; ".join(notes) or "empty: nothing was written to it"
+                    _shown(name), "warning", "; ".join(notes) or "empty: nothing was written to it"
                 )
             )
             return
@@ -221,7 +225,7 @@ class Gatherer:
             lines = iter(window)
             first = next(lines, None)
             if first is None:
-                self.sources.append(SourceStatus(name, "warning", window.missed))
+                self.sources.append(SourceStatus(_shown(name), "warning", window.missed))
                 return
             lines = _chain(first, lines)
         self.logs.append(LogInput(name, lines, engine_id))
@@ -249,7 +253,7 @@ class Gatherer:
     def late_notes(self) -> tuple[SourceStatus, ...]:
         """What reading the logs had to say, known only once they are read to the end."""
         return tuple(
-            SourceStatus(name, "warning" if _is_damage(notes) else "ok", "; ".join(notes))
+            SourceStatus(_shown(name), "warning" if _is_damage(notes) else "ok", "; ".join(notes))
             for name, notes in self._notes
             if notes
         )
@@ -399,6 +403,10 @@ class Gatherer:
         from oomwatch.cli.live import gather_live
 
         gather_live(self)
+
+
+def _shown(name: str) -> str:
+    return "standard input" if name == "-" else name
 
 
 def _is_damage(notes: list[str]) -> bool:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from oomwatch.diagnose.contradictions import other_values
 from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.inputs import Inputs, PageInput
 from oomwatch.diagnose.runs import Run
@@ -60,8 +61,9 @@ def describe_engine(
         inputs.version or (run.version if run else None) or (recorded.version if recorded else None)
     )
     version = version or (parsed.version if parsed else None)
-    printed, given = _printed(run, engine, version)
-    arguments = {**given, **(dict(parsed.arguments) if parsed else {}), **_rejected(run)}
+    printed, given = printed_arguments(run, engine, version)
+    typed = dict(parsed.arguments) if parsed else {}
+    arguments = {**given, **typed, **other_values(typed, given), **_rejected(run)}
     numbers = run.numbers if run else {}
     generation = _generation(run, engine, version)
     total = _total(run, inputs.series)
@@ -186,7 +188,7 @@ def _fork(run: Run | None, engine: str | None, inputs: Inputs) -> str | None:
     return None
 
 
-def _printed(
+def printed_arguments(
     run: Run | None, engine: str | None, version: str | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the server printed as its arguments: every value, and those that were given."""

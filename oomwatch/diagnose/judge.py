@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from oomwatch.diagnose.assemble import assemble
+from oomwatch.diagnose.contradictions import contradictions
+from oomwatch.diagnose.engines import printed_arguments
 from oomwatch.diagnose.facts import Facts
 from oomwatch.diagnose.inputs import Inputs
 from oomwatch.diagnose.ledger import build_ledgers
@@ -15,6 +17,7 @@ from oomwatch.diagnose.privacy import without_secrets
 from oomwatch.diagnose.rules import RULES
 from oomwatch.diagnose.rules.findings import FAILURES, KERNEL, NOTHING, REQUEST
 from oomwatch.diagnose.rules.processes import exit_evidence
+from oomwatch.engines.commandline import parse_command
 from oomwatch.records import (
     Alternative,
     Diagnosis,
@@ -85,6 +88,9 @@ def diagnose(inputs: Inputs) -> Diagnosis:
     if inputs.command and any(f.engine.engine and not f.engine.command for f in all_facts):
         detail = "not used: it starts another engine than the one that wrote the log"
         sources.append(SourceStatus("command", "warning", detail))
+    elif said := _contradictions(all_facts, inputs):
+        detail = f"not that of this log: {'; '.join(said)}; the log's are taken"
+        sources.append(SourceStatus("command", "warning", detail))
     verdict = _verdict(incidents, () if failed else risks, all_facts, inputs)
     if verdict == "unknown" and not any(i.finding.unseen for i in incidents):
         sources += _what_is_missing(all_facts, inputs)
@@ -100,6 +106,17 @@ def diagnose(inputs: Inputs) -> Diagnosis:
             sources=tuple(sources),
         )
     )
+
+
+def _contradictions(all_facts: Sequence[Facts], inputs: Inputs) -> list[str]:
+    """What the given command says otherwise than the newest start of the log."""
+    newest = next((facts for facts in all_facts if facts.run is not None), None)
+    if not inputs.command or newest is None or newest.run is None:
+        return []
+    engine = newest.engine
+    parsed = parse_command(inputs.command, engine=inputs.engine or "auto", version=engine.version)
+    _, given = printed_arguments(newest.run, engine.engine, engine.version)
+    return contradictions(parsed, given, newest.run.model)
 
 
 def find_all(facts: Facts) -> list[Finding]:

@@ -55,8 +55,8 @@ def render_text(
 ) -> str:
     """The report as text that ends in a line feed; escape sequences only for colours, if on.
 
-    `quiet` leaves the verdict, the sentence and the first remedy; `verbose` adds what was cut,
-    the less likely causes and every source.
+    `quiet` leaves the verdict, the sentence, the first remedy and what could not be read;
+    `verbose` adds what was cut, the less likely causes and every source.
     """
     return _Report(diagnosis, Sheet(width, color=color), lang, verbose=verbose).render(quiet=quiet)
 
@@ -98,6 +98,8 @@ class _Report:
             if findings:
                 self.sheet.blank()
                 self.sheet.text(self.texts["page"].format(cause=findings[0].cause), "dim")
+        elif findings or self.diagnosis.verdict != "unknown":
+            self._sources(unread_only=True)
         return self.sheet.render()
 
     # ------------------------------------------------------------ the first lines
@@ -285,11 +287,15 @@ class _Report:
         for item in items:
             self.sheet.row("-", clean(item, 600), (style, style), indent=2, column=2)
 
-    def _sources(self) -> None:
+    def _sources(self, *, unread_only: bool = False) -> None:
         shown: Sequence[SourceStatus] = [
             item
             for item in self.diagnosis.sources
-            if self.verbose or item.status in ("warning", "error") or item.name == MODEL_SIZES
+            if item.status == "error"
+            or (
+                not unread_only
+                and (self.verbose or item.status == "warning" or item.name == MODEL_SIZES)
+            )
         ]
         if not shown:
             return
