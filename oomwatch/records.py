@@ -383,6 +383,8 @@ class Remedy:
     effect: Effect | None = None
     valid_for: str | None = None
     validated: bool = False
+    enough: bool | None = None
+    """Whether this step alone is predicted to cure, where that is arithmetic."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

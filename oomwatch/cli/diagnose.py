@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import click
 
+from oomwatch.cli.completing import files
 from oomwatch.cli.gather import Gatherer, Options
 from oomwatch.errors import OomwatchError, UsageError
 from oomwatch.records import Diagnosis, EngineFacts, Incident, Risk
@@ -37,6 +38,11 @@ Examples:
   oomwatch diagnose --log server.log --format html -o report.html
 
 \b
+The numbered steps of a report are alternatives, the best first. --format args, env,
+compose, k8s and python print the first that is predicted to be enough alone; where
+none is known to be, the first with up to two that combine with it.
+
+\b
 Exit status: 0 healthy or nothing decided, 1 an incident or a risk was found,
 2 wrong use, 3 no input could be read, 4 internal fault.
 """
@@ -47,6 +53,7 @@ Exit status: 0 healthy or nothing decided, 1 an incident or a risk was found,
     "--log",
     "logs",
     multiple=True,
+    shell_complete=files,
     metavar="PATH",
     help="A server log; - is stdin; .gz, .zst and .xz are opened. Repeatable.",
 )
@@ -76,6 +83,7 @@ Exit status: 0 healthy or nothing decided, 1 an incident or a risk was found,
     "--kernel-log",
     "kernel_logs",
     multiple=True,
+    shell_complete=files,
     metavar="PATH",
     help="dmesg or journalctl -k output.",
 )
@@ -83,13 +91,16 @@ Exit status: 0 healthy or nothing decided, 1 an incident or a risk was found,
     "--recording",
     "recordings",
     multiple=True,
+    shell_complete=files,
     metavar="DIR|TAR",
     help="A recording of an incident.",
 )
 @click.option(
     "--command", "server_command", metavar="TEXT", help="The command line that started the server."
 )
-@click.option("--model-config", metavar="PATH", help="The model's config.json.")
+@click.option(
+    "--model-config", metavar="PATH", shell_complete=files, help="The model's config.json."
+)
 @click.option(
     "--engine",
     type=click.Choice(["vllm", "sglang", "auto"]),
@@ -111,6 +122,7 @@ Exit status: 0 healthy or nothing decided, 1 an incident or a risk was found,
 @click.option(
     "--store",
     metavar="PATH|URL",
+    shell_complete=files,
     help="The agent's store: what it holds from --since to --until, or of --incident.",
 )
 @click.option("--live", is_flag=True, help="Read this host as well as what was given.")
@@ -134,6 +146,7 @@ Exit status: 0 healthy or nothing decided, 1 an incident or a risk was found,
     "-o",
     "--output",
     metavar="FILE",
+    shell_complete=files,
     help="Write to a file instead, whole or not at all; readable by you only.",
 )
 @click.option(
@@ -169,12 +182,13 @@ def command(ctx: click.Context, /, **given: Any) -> None:
         options.waiting = _waiting(fmt)
         diagnosis = run_diagnosis(options)
         text = render(diagnosis, fmt, given)
+        nothing = "" if text else _why_nothing(diagnosis, fmt)
     except UsageError as error:
         raise click.UsageError(str(error)) from error
     if not text:
         from oomwatch.cli import print_error
 
-        print_error(f"no change for --format {fmt} in this answer; see --format text")
+        print_error(f"no change for --format {fmt} in this answer: {nothing}; see --format text")
     _write(text, given["output"])
     ctx.exit(exit_status(diagnosis))
 
@@ -281,15 +295,38 @@ def render(diagnosis: Diagnosis, fmt: str, given: dict[str, Any]) -> str:
 def _render_flags(diagnosis: Diagnosis, fmt: str) -> str:
     from oomwatch.remedies.render import render as render_remedies
 
-    top: Incident | Risk | None = next(iter(diagnosis.incidents), None) or next(
-        iter(diagnosis.risks), None
-    )
+    top = to_act_on(diagnosis)
     if top is None:
         return ""
-    engine = next(
-        (e for e in diagnosis.engines if e.id == top.finding.engine_id), None
-    ) or EngineFacts(id="engine-0")
-    return render_remedies(top.remedies, engine, fmt)
+    return render_remedies(top.remedies, engine_hit(diagnosis, top), fmt)
+
+
+def _why_nothing(diagnosis: Diagnosis, fmt: str) -> str:
+    from oomwatch.remedies.render import absence
+
+    top = to_act_on(diagnosis)
+    return absence(top.remedies if top else (), fmt)
+
+
+def to_act_on(diagnosis: Diagnosis) -> Incident | Risk | None:
+    """What the printed settings are for: the newest incident, else the first risk.
+
+    Where that is a failure of another kind that no setting mends, the memory incident before it.
+    """
+    from oomwatch.remedies.render import combined
+    from oomwatch.report.phrases import memory_behind
+
+    found: list[Incident | Risk] = [*diagnosis.incidents, *diagnosis.risks]
+    if not found:
+        return None
+    behind = memory_behind(diagnosis)
+    return behind if behind is not None and not combined(found[0].remedies) else found[0]
+
+
+def engine_hit(diagnosis: Diagnosis, found: Incident | Risk) -> EngineFacts:
+    """The engine of an incident or a risk; one of which nothing is known where it is not named."""
+    named = (e for e in diagnosis.engines if e.id == found.finding.engine_id)
+    return next(named, None) or EngineFacts(id="engine-0")
 
 
 def wants_color(choice: str, *, to_terminal: bool) -> bool:

@@ -1,22 +1,21 @@
-"""`oomwatch flags`: only the flags that an incident's first remedies set, for scripts."""
+"""`oomwatch flags`: only what an incident's best remedy changes, for scripts."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import click
 
 from oomwatch.cli.stored import find_incident, opened, store_option
 from oomwatch.errors import NoInputError
 
-if TYPE_CHECKING:
-    from oomwatch.records import Incident, Risk
-
 EXAMPLES = """\b
 Examples:
   oomwatch flags                         of the last incident
   oomwatch flags 3fa9 --format env
-  vllm serve MODEL $(oomwatch flags)
+  vllm serve MODEL $(oomwatch flags)     the flags after your own: the last one counts
+
+\b
+args prints the changed flags only; compose, k8s and python print the setting they
+belong to. Exit status: 0 printed, 3 there is no flag or variable to print.
 """
 
 
@@ -33,8 +32,8 @@ Examples:
 @store_option
 def command(incident: str | None, fmt: str, store: str | None) -> None:
     """Print the flags that fix the last incident, or that one."""
-    from oomwatch.records import EngineFacts
-    from oomwatch.remedies.render import render
+    from oomwatch.cli.diagnose import engine_hit, to_act_on
+    from oomwatch.remedies.render import absence, flags_alone, render
     from oomwatch.report.json_read import from_json
 
     with opened(store) as connection:
@@ -42,14 +41,16 @@ def command(incident: str | None, fmt: str, store: str | None) -> None:
     if stored.diagnosis is None:
         raise NoInputError(f"{stored.id} has no diagnosis yet")
     diagnosis = from_json(stored.diagnosis)
-    found: list[Incident | Risk] = [*diagnosis.incidents, *diagnosis.risks]
-    top = found[0] if found else None
+    top = to_act_on(diagnosis)
     if top is None:
         raise NoInputError(f"{stored.id} has no cause, so there are no flags for it")
-    engines = [e for e in diagnosis.engines if e.id == top.finding.engine_id]
-    text = render(top.remedies, engines[0] if engines else EngineFacts(id="engine-0"), fmt)
+    if fmt == "args":
+        text = flags_alone(top.remedies)
+    else:
+        text = render(top.remedies, engine_hit(diagnosis, top), fmt)
     if not text:
         raise NoInputError(
-            f"no flag helps against {top.finding.cause}; see `oomwatch incidents show {stored.id}`"
+            f"no flag helps against {top.finding.cause}: {absence(top.remedies, fmt)}; "
+            f"see `oomwatch incidents show {stored.id}`"
         )
     click.echo(text.rstrip("\n"))

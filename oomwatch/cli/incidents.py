@@ -167,13 +167,21 @@ def cause_of(incident: StoredIncident) -> str:
     return "unknown"
 
 
+def _sentence(incident: StoredIncident) -> str:
+    """What its diagnosis says of the cause; before there is one, what set it off."""
+    diagnosis = incident.diagnosis or {}
+    for kind in ("incidents", "risks"):
+        for row in diagnosis.get(kind) or ():
+            if summary := row.get("summary"):
+                return str(summary)
+            break
+    return next((trigger.text for trigger in incident.triggers if trigger.text), "")
+
+
 def _line(incident: StoredIncident) -> str:
-    last = incident.triggers[-1].text if incident.triggers else ""
-    first = incident.triggers[0] if incident.triggers else None
     return (
         f"{incident.id}  {_local(incident.opened_at)}  {incident.state:6}  "
-        f"{incident.engine_id or '-':12}  {cause_of(incident)}  "
-        f"{(first.text if first else last) or ''}"
+        f"{incident.engine_id or '-':12}  {cause_of(incident)}  {_sentence(incident)}"
     )
 
 

@@ -219,7 +219,7 @@ def _refusal(
     ranks = settings.tensor_parallel * settings.pipeline_parallel
     if given.gpu_count is not None and ranks > given.gpu_count:
         return "config_error", f"it asks for {ranks} GPUs and {given.gpu_count} are there"
-    unsplit = _unsplit(given.model, settings)
+    unsplit = _unsplit(given.model, settings) or _uncut(given, settings)
     if unsplit is not None:
         return "config_error", unsplit
     if given.known.kv_available_bytes is None and weights > budget.total_bytes:
@@ -260,6 +260,22 @@ def _refusal(
             f"--max-num-seqs {settings.max_num_seqs} exceeds the {blocks} blocks for states",
         )
     return None, None
+
+
+def _uncut(given: PlanInput, settings: Settings) -> str | None:
+    """Why vLLM refuses steps shorter than a prompt that it must not cut; None where it does not."""
+    tokens, length = settings.max_num_batched_tokens, settings.max_model_len
+    if settings.engine != "vllm" or "--max-num-batched-tokens" not in given.arguments:
+        return None
+    chunked = given.arguments.get("--enable-chunked-prefill")
+    by_default = not settings.v0 or length > 32768  # V0 turns it on for long contexts
+    cuts = by_default if chunked is None else str(chunked).lower() in ("true", "1", "yes")
+    if cuts or tokens >= length:
+        return None
+    return (
+        f"without chunked prefill --max-num-batched-tokens {tokens} is less than the longest "
+        f"request of {length} tokens: set --enable-chunked-prefill with it"
+    )
 
 
 def _unsplit(model: ModelConfig, settings: Settings) -> str | None:

@@ -74,13 +74,14 @@ def prescribe(finding: Finding, engine: EngineFacts) -> tuple[Remedy, ...]:
     """Remedies in the order to try them; the first points the cause's way.
 
     Steps that the engine or version lacks, that would change nothing, that would make the next
-    start fail, or that fight an earlier step, are left out.
+    start fail, or that fight an earlier step, are left out. Those that cannot cure alone come last.
     """
     plan = PLANS.get(finding.cause)
     if plan is None:
         return ()
     context = context_of(finding, engine)
     found = compatible(_remedies(plan.moves, plan.direction, context), context.force)
+    found = tuple(sorted(found, key=lambda remedy: remedy.enough is False))
     ahead = [remedy for remedy in found if remedy.direction == plan.direction]
     # "A newer version" is no first step where nobody knows the version that runs.
     sure = [remedy for remedy in ahead if remedy.id != "upgrade" or engine.version is not None]

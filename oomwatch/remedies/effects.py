@@ -15,7 +15,7 @@ from oomwatch.engines.flags import as_number
 from oomwatch.records import Effect
 from oomwatch.remedies.context import Context
 
-_HALVED: Final = ("fp8", "fp8_e4m3", "fp8_e5m2")
+HALVED: Final = ("fp8", "fp8_e4m3", "fp8_e5m2")
 
 
 def effect_of(
@@ -65,13 +65,13 @@ def _in_proportion(changes: Mapping[str, Any], context: Context) -> Effect | Non
         freed = -delta if delta < 0 else None
         known = True
         factor = max((kv_bytes + delta) / kv_bytes, 0.0) if kv_bytes else 0.0
-    if changes.get("--kv-cache-dtype") in _HALVED and not context.says("hybrid"):
+    if changes.get("--kv-cache-dtype") in HALVED and not context.says("hybrid"):
         factor, known = factor * context.kv_bits / 8, True
     ratio = 1.0
     length, longest = as_number(changes.get(context.flag("length") or "")), context.max_model_len
     if length and longest:
         ratio, known = longest / length, True
-    ranks = _rank_change(changes, context)
+    ranks = rank_change(changes, context)
     if ranks is not None and context.engine.weights_bytes:
         freed, known = context.engine.weights_bytes * (1 - 1 / ranks), True
         factor = 0.0  # the pool grows, by how much depends on the model's heads
@@ -151,7 +151,7 @@ def would_not_start(
     return not (early and context.forecast.now.refusal is not None and helps)
 
 
-def _rank_change(changes: Mapping[str, Any], context: Context) -> float | None:
+def rank_change(changes: Mapping[str, Any], context: Context) -> float | None:
     """Factor by which the ranks that share the weights grow."""
     factor = 1.0
     for flag in (context.flag("ranks"), context.flag("stages")):

@@ -9,6 +9,7 @@ from oomwatch.engines import flags, versions
 from oomwatch.records import Direction, Remedy
 from oomwatch.remedies.context import Context, Draft
 from oomwatch.remedies.effects import effect_of, would_not_start
+from oomwatch.remedies.sufficiency import sufficiency
 
 MOST: Final = 7
 """Remedies of one finding: more than this nobody reads."""
@@ -27,12 +28,14 @@ def finish(draft: Draft, context: Context, direction: Direction) -> Remedy | Non
     if would_not_start(draft.set, context, draft.unset):
         return None
     reason = _doubt(written, context)
+    enough, short = sufficiency(draft.set, context, draft.unset)
+    why = f"{draft.why} {short}".rstrip()
     named = bool(written or draft.unset)
     return Remedy(
         id=draft.id,
         title=draft.title,
         direction=draft.direction or direction,
-        why=f"{draft.why} Not validated: {reason}." if named and reason else draft.why,
+        why=f"{why} Not validated: {reason}." if named and reason else why,
         cost=draft.cost,
         set=written,
         unset=draft.unset,
@@ -41,6 +44,7 @@ def finish(draft: Draft, context: Context, direction: Direction) -> Remedy | Non
         effect=effect_of(draft.set, context, draft.unset),
         valid_for=_valid_for(context) if named else None,
         validated=named and reason is None,
+        enough=enough,
     )
 
 

@@ -19,7 +19,7 @@ _LEAST_TOKENS: Final = 256
 
 # ---------------------------------------------------------------- tokens of one step
 def smaller_batch(context: Context) -> Draft | None:
-    """Fewer prompt tokens in one step; on V0 this also needs chunked prefill."""
+    """Fewer prompt tokens in one step; where prompts are not cut, chunked prefill with them."""
     flag = context.flag("batch_tokens")
     if flag is None:
         return _smaller_batch_in_words(context)
@@ -32,15 +32,11 @@ def smaller_batch(context: Context) -> Draft | None:
         return None
     new = power_of_two_below(old / 2)
     extra: dict[str, Any] = {}
-    if (
-        context.name == "vllm"
-        and context.generation == "V0"
-        and not context.switched_on("--enable-chunked-prefill")
-    ):
-        if not _can_chunk_on_v0(context):
+    if context.name == "vllm" and _whole_prompts(context, new):
+        if context.generation == "V0" and not _can_chunk_on_v0(context):
             return None
         extra = {"--enable-chunked-prefill": True}
-        new = min(2048, max(new, _LEAST_TOKENS))
+        new = min(2048, max(new, _LEAST_TOKENS)) if context.generation == "V0" else new
     if new < _LEAST_TOKENS or (context.name == "sglang" and new < 512):
         return None
     sequences = context.given("--max-num-seqs") and context.now("--max-num-seqs")
@@ -54,6 +50,20 @@ def smaller_batch(context: Context) -> Draft | None:
         cost="Long prompts take more steps: slower first token.",
         set={**extra, flag: new},
     )
+
+
+def _whole_prompts(context: Context, tokens: int) -> bool:
+    """Whether prompts are not cut, so that vLLM refuses a step shorter than the longest request.
+
+    vLLM's SchedulerConfig: without chunked prefill a step holds at least max_model_len tokens.
+    """
+    if context.switched_on("--enable-chunked-prefill"):
+        return False
+    if context.generation == "V0":
+        return True
+    off = str(context.force.get("--enable-chunked-prefill", True)).lower() in ("false", "0", "no")
+    length = context.max_model_len
+    return off and (length is None or tokens < length)
 
 
 def _can_chunk_on_v0(context: Context) -> bool:

@@ -1,8 +1,9 @@
 """Remedies as text to paste: an argument line, variables, Compose or Kubernetes YAML, Python.
 
-Only printed, never applied. What is rendered is the best remedy that changes a flag or variable,
-with those that combine with it; remedies are free of contradiction before they come here. A secret
-of the old command, hidden by now, becomes a variable that whoever pastes the answer has to set.
+Only printed, never applied. What is rendered is the first remedy of flags or variables that is
+predicted to be enough alone; where none is, the first with up to two that combine with it. Remedies
+are free of contradiction before they come here. A secret of the old command, hidden by now, becomes
+a variable that whoever pastes the answer has to set.
 """
 
 from __future__ import annotations
@@ -57,10 +58,11 @@ class Changes:
 
 
 def combined(remedies: Sequence[Remedy]) -> Changes:
-    """The best remedy that can be written as settings, plus those that combine with it."""
+    """The first remedy in settings that is enough alone; else the first, and what goes with it."""
     able = [remedy for remedy in remedies if remedy.set or remedy.unset or remedy.env]
-    chosen = able[:1]
-    for remedy in able[1:]:
+    enough = [remedy for remedy in able if remedy.enough]
+    chosen = enough[:1] or able[:1]
+    for remedy in [] if enough else able[1:]:
         fits = remedy.id not in _ALONE and remedy.direction == chosen[0].direction
         taken = {flag for other in chosen for flag in (*other.set, *other.unset, *other.env)}
         if (
@@ -90,7 +92,28 @@ def render(remedies: Sequence[Remedy], engine: EngineFacts, fmt: str) -> str:
     return writer(combined(remedies), engine)
 
 
+def flags_alone(remedies: Sequence[Remedy]) -> str:
+    """Only the changed flags, to append to a command of the user's own; "" if there are none."""
+    return shell.quote(_flag_words(combined(remedies)))
+
+
+def absence(remedies: Sequence[Remedy], fmt: str) -> str:
+    """Why `render` has nothing for this format, as a phrase."""
+    changes = combined(remedies)
+    if not remedies:
+        return "there is no remedy here"
+    if fmt == "env" and changes:
+        return "no remedy here is an environment variable; --format args prints the flags"
+    if changes.env:
+        return "no remedy here is a flag; --format env prints the variables"
+    if changes.unset:
+        return f"the remedy is to remove {' '.join(changes.unset)}"
+    return "no remedy here is a flag or an environment variable"
+
+
 def _args(changes: Changes, engine: EngineFacts) -> str:
+    if not (changes.set or changes.unset or changes.env):
+        return ""
     command = _command(engine)
     if command is not None:
         words = rebuilt_words(command, changes.set, changes.unset, changes.env)

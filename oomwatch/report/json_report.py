@@ -181,6 +181,7 @@ def _remedy(rank: int, remedy: Remedy) -> dict[str, Any]:
         "why": _line(remedy.why),
         "valid_for": _text(remedy.valid_for),
         "validated": remedy.validated,
+        "enough": remedy.enough,
     }
 
 

@@ -184,6 +184,8 @@ class _Report:
         if not remedies:
             return
         self._title("remedies")
+        if len(remedies) > 1:
+            self.sheet.text(self.texts["several"], "dim", indent=2)
         shown = remedies if self.verbose else remedies[:_REMEDIES_SHOWN]
         column = len(f"{len(shown)}. ")
         for rank, remedy in enumerate(shown, 1):

@@ -10,6 +10,7 @@ from test_incidents_command import AT, HOSTILE, diagnosis, incident, stored
 
 from oomwatch.cli import cli
 from oomwatch.errors import NoInputError
+from oomwatch.records import Finding, Incident
 from oomwatch.report.json_report import to_json
 
 __all__ = ["stored"]
@@ -66,3 +67,29 @@ def test_an_empty_or_missing_store(stored, tmp_path):
 
 def test_help_has_examples():
     assert "oomwatch flags" in run("--help").output.partition("Examples:")[2]
+
+
+def test_the_command_of_a_watched_engine_is_not_repeated(stored):
+    told = diagnosis()
+    (engine,) = told.engines
+    command = ("vllm", "serve", "m", "--port", "80")
+    told = dataclasses.replace(told, engines=(dataclasses.replace(engine, command=command),))
+    path = stored(incident("aaa111", AT, diagnosis=to_json(told)))
+    assert run("--store", path).output == "--max-num-batched-tokens 2048\n"
+
+
+def test_a_form_without_anything_says_why(stored):
+    path = stored(incident("aaa111", AT, diagnosis=to_json(diagnosis())))
+    done = run("--format", "env", "--store", path)
+    assert done.stdout == ""
+    assert isinstance(done.exception, NoInputError)
+    assert "no remedy here is an environment variable" in str(done.exception)
+
+
+def test_the_memory_incident_counts_behind_a_failure_that_no_flag_mends(stored):
+    told = diagnosis()
+    (memory,) = told.incidents
+    port = Finding("not_oom", "port_in_use", 0.9, "taken", at=AT + 60)
+    told = dataclasses.replace(told, incidents=(Incident("i-2", port), memory))
+    path = stored(incident("aaa111", AT, diagnosis=to_json(told)))
+    assert run("--store", path).output == "--max-num-batched-tokens 2048\n"

@@ -231,3 +231,11 @@ def test_help_has_examples(name):
     done = run(name, "--help")
     assert done.exit_code == 0
     assert f"oomwatch incidents {name}" in done.output.partition("Examples:")[2]
+
+
+def test_the_line_says_what_the_diagnosis_says(stored):
+    told = incident("aaa111", AT, diagnosis=to_json(diagnosis()))
+    path = stored(told, incident("bbb222", AT + 60))
+    first, second = CliRunner().invoke(cli, ["incidents", "--store", path]).output.splitlines()
+    assert "it failed at bbb222" in first
+    assert second.endswith("prefill_activation_peak  a long prompt needed 2 GiB")

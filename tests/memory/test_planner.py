@@ -168,3 +168,20 @@ def test_more_ranks_than_gpus_are_a_wrong_command_and_no_lack_of_memory(given):
     found = plan(given(flags={"--tensor-parallel-size": "4"}, gpu_count=2))
     assert (found.fits, found.refusal) == (False, "config_error")
     assert "4 GPUs and 2 are there" in found.refusal_text
+
+
+@pytest.mark.parametrize(
+    ("version", "length", "flags", "refused"),
+    [
+        ("0.11.0", "32768", {"--enable-chunked-prefill": False}, True),
+        ("0.11.0", "16384", {"--enable-chunked-prefill": False}, False),
+        ("0.11.0", "32768", {}, False),
+        ("0.6.3", "32768", {}, True),
+        ("0.6.3", "32768", {"--enable-chunked-prefill": "True"}, False),
+    ],
+)
+def test_prompts_that_are_not_cut_need_a_step_as_long(given, *, version, length, flags, refused):
+    arguments = {"--max-model-len": length, "--max-num-batched-tokens": "16384", **flags}
+    found = plan(given("llama-3.1-8b", "h100", version=version, flags=arguments))
+    assert (found.refusal == "config_error") is refused
+    assert ("--enable-chunked-prefill" in (found.refusal_text or "")) is refused

@@ -550,3 +550,52 @@ def test_sequences_stay_at_what_the_cache_holds_at_full_length() -> None:
         assert int(step.set["--max-num-seqs"]) == 90
     roomy = engine(arguments={"--max-num-seqs": "64"}, max_concurrency=90.4)
     assert "fewer-sequences" not in by_id("kv_saturation", roomy, running=60)
+
+
+def refused_length(**facts: Any) -> dict[str, Remedy]:
+    """14 GiB needed and 4.91 GiB there, of a model whose sizes are not known."""
+    values = {
+        "needed_kv_bytes": 14 * GIB,
+        "available_kv_bytes": 4.91 * GIB,
+        "estimated_max_len": 45960,
+        "max_model_len": 131072,
+    }
+    known = engine(version="0.11.0", weights_bytes=14 * GIB, max_model_len=131072, **facts)
+    return by_id("kv_lt_max_len", known, **values)
+
+
+@pytest.mark.parametrize("total_bytes", [24 * GIB, None])
+def test_steps_that_cannot_cure_alone_say_so_and_come_last(total_bytes: int | None) -> None:
+    steps = refused_length(total_bytes=total_bytes)
+    assert steps["shorter-context"].enough is True
+    order = [step.enough is False for step in steps.values()]
+    assert order == sorted(order)
+    for name in ("fp8-kv-cache", "raise-memory-share"):
+        step = steps[name]
+        assert step.enough is False
+        assert "Not enough by itself: 9.1 GiB are missing" in step.why
+    assert "gives about 7.0 GiB" in steps["fp8-kv-cache"].why
+    assert "Not enough" not in steps["shorter-context"].why
+    assert (steps["smaller-batch"].enough is False) == (total_bytes is not None)
+
+
+def test_a_share_that_closes_the_gap_is_enough() -> None:
+    facts = engine(version="0.11.0", total_bytes=80 * GIB, arguments={"--max-model-len": "131072"})
+    values = {"needed_kv_bytes": 14 * GIB, "available_kv_bytes": 12.5 * GIB}
+    step = by_id("kv_lt_max_len", facts, **values)["raise-memory-share"]
+    assert step.enough is True
+
+
+def test_other_causes_are_not_called_arithmetic() -> None:
+    for facts in ENGINES:
+        for remedy in prescribe(finding("prefill_activation_peak"), facts):
+            assert remedy.enough is None
+
+
+def test_a_smaller_batch_cuts_prompts_where_that_was_off() -> None:
+    given = {"--max-model-len": "32768", "--max-num-batched-tokens": "32768"}
+    whole = engine(version="0.11.0", arguments={**given, "--enable-chunked-prefill": False})
+    step = by_id("prefill_activation_peak", whole)["smaller-batch"]
+    assert step.set == {"--enable-chunked-prefill": True, "--max-num-batched-tokens": "16384"}
+    cut = by_id("prefill_activation_peak", engine(version="0.11.0", arguments=given))
+    assert cut["smaller-batch"].set == {"--max-num-batched-tokens": "16384"}

@@ -8,7 +8,7 @@ import yaml
 
 from oomwatch.errors import UsageError
 from oomwatch.records import Direction, EngineFacts, Remedy
-from oomwatch.remedies.render import FORMATS, combined, render
+from oomwatch.remedies.render import FORMATS, absence, combined, flags_alone, render
 
 
 def remedy(name: str, direction: Direction = "less_kv", **changes: Any) -> Remedy:
@@ -67,9 +67,37 @@ def test_args_without_a_command_are_the_flags() -> None:
         render(PEAK, BARE, "args") == "--max-num-batched-tokens 2048 --gpu-memory-utilization 0.85"
     )
     assert render((ACTION,), BARE, "args") == ""
-    assert (
-        render((ACTION,), SERVED, "args") == "vllm serve m --max_num_batched_tokens=8192 --port 80"
-    )
+    assert render((ACTION,), SERVED, "args") == ""
+
+
+def test_a_step_that_is_enough_alone_is_taken_alone() -> None:
+    small = remedy("smaller-batch", "more_kv", set={"--max-num-batched-tokens": "1024"})
+    length = remedy("shorter-context", "more_kv", set={"--max-model-len": "4096"}, enough=True)
+    seqs = remedy("fewer-sequences", "more_kv", set={"--max-num-seqs": "4"}, enough=False)
+    assert combined((small, length, seqs)).set == {"--max-model-len": "4096"}
+    assert combined((small, seqs)).set == {
+        "--max-num-batched-tokens": "1024",
+        "--max-num-seqs": "4",
+    }
+
+
+def test_flags_to_append_are_the_changed_ones() -> None:
+    assert flags_alone(PEAK) == "--max-num-batched-tokens 2048 --gpu-memory-utilization 0.85"
+    assert flags_alone((ACTION, SEGMENTS)) == ""
+
+
+@pytest.mark.parametrize(
+    ("remedies", "fmt", "says"),
+    [
+        ((BATCH,), "env", "no remedy here is an environment variable"),
+        ((SEGMENTS,), "args", "--format env prints the variables"),
+        ((NO_DRAFT,), "args", "remove --speculative-config"),
+        ((ACTION,), "compose", "no remedy here is a flag or an environment variable"),
+        ((), "env", "there is no remedy"),
+    ],
+)
+def test_why_nothing_is_printed(remedies: tuple[Remedy, ...], fmt: str, says: str) -> None:
+    assert says in absence(remedies, fmt)
 
 
 def test_json_values_survive_the_shell() -> None:

@@ -33,6 +33,7 @@ ADDED = {
     "answer": {"advice"},
     "incident": {"count"},
     "risk": {"summary"},
+    "remedy": {"enough"},
     "effect": {"kv_tokens_after_low", "kv_tokens_after_high"},
 }
 

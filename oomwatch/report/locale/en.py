@@ -27,6 +27,7 @@ TEXTS: Final = {
     "memory": "Memory",
     "evidence": "Evidence",
     "remedies": "What to do",
+    "several": "Alternatives, the best first; --format args prints what to change first.",
     "alternatives": "Less likely",
     "unseen": "Not seen, and would settle it",
     "advice": "Wrong in your own flags",

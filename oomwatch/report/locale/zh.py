@@ -24,6 +24,7 @@ TEXTS: Final = {
     "memory": "显存",
     "evidence": "证据",
     "remedies": "处理办法",
+    "several": "各项任选其一，最好的排在最前；--format args 输出应采用的参数。",
     "alternatives": "可能性较低的原因",
     "unseen": "未能看到、但足以定论的信息",
     "advice": "现有参数中的错误",
