@@ -241,13 +241,15 @@ def test_device_nodes_kept_for_a_group_get_a_drop_in(tree):
 
 def test_install_again_is_fine_and_another_program_replaces_the_first(tree):
     install(tree)
-    done = run("install", "--root", tree, "--exec-path", "/srv/50% of $HOME/oom watch")
+    done = run("install", "--root", tree, "--exec-path", "/srv/50% of $HOME/oomwatch")
     assert done.returncode == 0
     text = (tree / "etc/systemd/system/oomwatch.service").read_text()
-    assert 'ExecStart="/srv/50%% of $$HOME/oom watch" agent\n' in text
+    assert 'ExecStart="/srv/50%% of $$HOME/oomwatch" agent\n' in text
 
 
-@pytest.mark.parametrize("path", ["bin/oomwatch", "/opt/a\nb", "/opt/\x1b[2J"])
+@pytest.mark.parametrize(
+    "path", ["bin/oomwatch", "/opt/a\nb/oomwatch", "/opt/\x1b[2J/oomwatch", "/usr/bin/true"]
+)
 def test_a_program_that_no_unit_can_name(tree, path):
     done = run("install", "--root", tree, "--exec-path", path)
     assert done.returncode == 2
@@ -424,8 +426,13 @@ def test_without_root_it_says_what_to_do(tmp_path):
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd="/")
     assert done.returncode == 2, done.stderr
     assert "a system service needs root: run it with sudo" in done.stderr
-    dry = [*line, "--dry-run", "--exec-path", "/usr/bin/env"]
-    done = subprocess.run(dry, capture_output=True, text=True, check=False, cwd="/")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        Path(folder).chmod(0o755)
+        program = Path(folder, "oomwatch")
+        program.touch()
+        program.chmod(0o755)
+        dry = [*line, "--dry-run", "--exec-path", str(program)]
+        done = subprocess.run(dry, capture_output=True, text=True, check=False, cwd="/")
     assert "would write /etc/systemd/system/oomwatch.service" in done.stdout + done.stderr
 
 

@@ -10,6 +10,8 @@ from typing import Final
 
 import click
 
+from oomwatch.cli import completing
+
 EXAMPLES: Final = """\b
 Examples:
   oomwatch explain                           all causes, by class
@@ -19,7 +21,7 @@ Examples:
 
 
 @click.command("explain", epilog=EXAMPLES)
-@click.argument("cause", required=False)
+@click.argument("cause", required=False, shell_complete=completing.causes)
 @click.option(
     "--lang",
     type=click.Choice(["en", "zh", "auto"]),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from oomwatch.cli.completing import cards, files
 from oomwatch.errors import OomwatchError, SourceError, UsageError
 
 if TYPE_CHECKING:
@@ -49,10 +50,14 @@ class _Gib(click.FloatRange):
 @click.option(
     "--model-config",
     metavar="PATH",
+    shell_complete=files,
     help="A config.json, or the model's folder; popular models are known by name.",
 )
 @click.option(
-    "--gpu", metavar="NAME", help="The card: h100-80gb, l40s, … or as NVML names it [this host's]."
+    "--gpu",
+    metavar="NAME",
+    shell_complete=cards,
+    help="The card: h100-80gb, l40s, … or as NVML names it [this host's].",
 )
 @click.option(
     "--gpu-count",

@@ -248,6 +248,8 @@ def _chosen(layout: Layout, drop_ins: str | None) -> tuple[str, ...]:
 def _command(layout: Layout, exec_path: str | None) -> tuple[str, ...]:
     if exec_path is not None and not exec_path.startswith("/"):
         raise UsageError("--exec-path must be an absolute path")
+    if exec_path is not None and not Path(exec_path).name.startswith("oomwatch"):
+        raise UsageError("--exec-path must name an oomwatch, such as /opt/oomwatch/bin/oomwatch")
     command = (exec_path,) if exec_path else unit_files.find_command()
     if not all(word.isprintable() for word in command):
         raise UsageError("the path of the program has characters that a unit cannot hold")
@@ -256,9 +258,8 @@ def _command(layout: Layout, exec_path: str | None) -> tuple[str, ...]:
     reason = unit_files.unreachable(command)
     if reason is not None:
         raise UsageError(
-            f"the service could not start {command[0]}: {reason}; install oomwatch where every "
-            "user can run it, for example in /opt/oomwatch (python3 -m venv), or name another "
-            "program with --exec-path"
+            f"the service could not run it: {reason}; install oomwatch in a venv such as "
+            "/opt/oomwatch, or give --exec-path"
         )
     return command
 
