@@ -55,6 +55,7 @@ rm -f "$root"/etc/systemd/system/oomwatch.service
 given=$python
 python=$(command -v "$given") || skip "there is no interpreter $given"
 case $python in /*) ;; *) python=$PWD/$python ;; esac
+case $python in /tmp/* | /run/*) skip "$python is below /tmp or /run, which the container mounts anew" ;; esac
 PYTHONPATH=/opt/oomwatch-test chroot "$root" "$python" -c 'import click, oomwatch' 2>/dev/null ||
     skip "$python, with oomwatch's dependencies, is not on the root file system"
 # The service's own user runs the distribution's interpreter, with the dependencies of the other.
