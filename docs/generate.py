@@ -46,6 +46,11 @@ def cli_page() -> str:
         command = cli.get_command(context, name)
         if command is not None:
             parts.append(f"## oomwatch {name}\n\n{_help(command, f'oomwatch {name}')}")
+        if isinstance(command, click.Group):
+            parts += [
+                f"### oomwatch {name} {each}\n\n{_help(sub, f'oomwatch {name} {each}')}"
+                for each, sub in command.commands.items()
+            ]
     return "\n\n".join(parts) + "\n"
 
 

@@ -49,6 +49,13 @@ def commands() -> dict[str, click.Command]:
     return {name: cli.get_command(context, name) for name in COMMANDS}
 
 
+def parts_of(name: str) -> list[tuple[str, click.Command]]:
+    """A command, without a heading of its own, and its subcommands with theirs."""
+    command = commands()[name]
+    subcommands = command.commands if isinstance(command, click.Group) else {}
+    return [("", command), *((f"oomwatch {name} {sub}", each) for sub, each in subcommands.items())]
+
+
 def options_of(command: click.Command) -> list[click.Option]:
     return [parameter for parameter in command.params if isinstance(parameter, click.Option)]
 
@@ -92,9 +99,11 @@ def test_readmes_show_a_real_output():
 def test_every_command_and_option_is_documented(name):
     section = read("docs/cli.md").partition(f"## oomwatch {name}\n")[2].partition("\n## ")[0]
     assert section
-    for option in options_of(commands()[name]):
-        for spelling in option.opts:
-            assert spelling in section, spelling
+    for part, command in parts_of(name):
+        text = section.partition(f"### {part}\n")[2].partition("\n### ")[0] if part else section
+        for option in options_of(command):
+            for spelling in option.opts:
+                assert spelling in text, f"{part} {spelling}"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -184,7 +193,7 @@ def test_every_dependency_is_explained():
 
 def test_make_targets_are_in_the_readme():
     targets = re.search(r"^\.PHONY: (.*)$", read("Makefile"), re.MULTILINE)[1].split()
-    small = {"help", "lint", "types", "clean"}
+    small = {"help", "lint", "types"}
     assert not [
         name for name in targets if f"make {name}" not in read("README.md") and name not in small
     ]

@@ -185,8 +185,9 @@ def _remedy(rank: int, remedy: Remedy) -> dict[str, Any]:
     }
 
 
-def _effect(effect: Effect) -> dict[str, Any]:
-    return {
+def _effect(effect: Effect) -> dict[str, Any] | None:
+    """What is predicted, None where nothing is."""
+    known = {
         "kv_tokens_before": effect.kv_tokens_before,
         "kv_tokens_after": effect.kv_tokens_after,
         "freed_bytes": effect.freed_bytes,
@@ -195,6 +196,7 @@ def _effect(effect: Effect) -> dict[str, Any]:
         "kv_tokens_after_low": effect.kv_tokens_after_low,
         "kv_tokens_after_high": effect.kv_tokens_after_high,
     }
+    return known if any(value is not None for value in known.values()) else None
 
 
 def flag_value(value: Any) -> str | bool:

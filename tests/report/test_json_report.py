@@ -12,8 +12,8 @@ from golden_files import check_golden
 from report_samples import NOW, SAMPLES, kv_lt_max_len, prefill_peak
 
 from oomwatch.causes import CAUSES
-from oomwatch.records import Diagnosis, EngineFacts, Evidence, Remedy
-from oomwatch.report.json_report import flag_value, read_schema, render_json, to_json
+from oomwatch.records import Diagnosis, Effect, EngineFacts, Evidence, Remedy
+from oomwatch.report.json_report import _effect, flag_value, read_schema, render_json, to_json
 
 # The contract's keys, written out a second time.
 KEYS = {
@@ -174,3 +174,8 @@ def test_a_remedy_may_be_only_an_action(validator: jsonschema.protocols.Validato
     diagnosis = prefill_peak()
     incident = dataclasses.replace(diagnosis.incidents[0], remedies=(remedy,))
     validator.validate(to_json(dataclasses.replace(diagnosis, incidents=(incident,))))
+
+
+def test_an_effect_of_which_nothing_is_known_is_null() -> None:
+    assert _effect(Effect()) is None
+    assert (_effect(Effect(freed_bytes=0)) or {})["freed_bytes"] == 0
