@@ -11,16 +11,14 @@ EXTRAS := $(if $(filter x86_64 aarch64,$(shell uname -m)),[fast$(COMMA)postgres]
 INSTALLED := $(VENV)/.installed
 # A folder with the commands of other monitors, to be measured beside the agent.
 PEERS ?=
-VM_CACHE ?= $(HOME)/.cache/oomwatch-vm
 
-.PHONY: help demo test lint types bench soak chaos vm accuracy docs clean
+.PHONY: help demo test lint types bench soak chaos accuracy docs clean
 
 help:
 	@echo "make demo       diagnose the embedded recording, then this host if it has GPUs"
 	@echo "make test       lint, types and tests"
 	@echo "make bench      how fast commands start, logs are read beside grep, the store works"
 	@echo "make chaos      break everything around the agent for as long as it takes: 15 minutes"
-	@echo "make vm         OOM kills in a small virtual machine: needs root, qemu and debootstrap"
 	@echo "make soak       replay a day of eight GPUs: does the agent grow?"
 	@echo "make accuracy   how near the memory model comes to real starts"
 	@echo "make docs       write the generated parts of the docs and the READMEs anew"
@@ -50,10 +48,6 @@ soak: $(INSTALLED)
 
 chaos: $(INSTALLED)
 	OOMWATCH_CHAOS=long $(PY) -m pytest tests/agent
-
-# Its first run fetches a small Debian, some 300 MB.
-vm: $(INSTALLED)
-	tests/systemd/run-in-vm.sh "$(VM_CACHE)" $(PY)
 
 accuracy: $(INSTALLED)
 	$(PY) benchmarks/accuracy.py
