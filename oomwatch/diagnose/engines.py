@@ -115,7 +115,7 @@ def describe_engine(
         version=version,
         model=(run.model if run else None)
         or (parsed.model if parsed else None)
-        or _text(arguments.get("--model"))
+        or _text(arguments.get("--model-path" if engine == "sglang" else "--model"))
         or (page.model_name if page else None)
         or config.get("model"),
         command=tuple(parsed.argv)

@@ -114,7 +114,7 @@ def _doubt(written: Mapping[str, Any], context: Context) -> str | None:
         return f"{kind} is a fork, its flags are not in oomwatch's tables"
     outside = versions.outside(context.name, context.version)
     if outside is not None:
-        return outside
+        return outside if context.version else f"{outside} (--engine-version)"
     for flag, value in written.items():
         fault = flags.check_flag(context.name or "", context.version, flag, value)
         if fault is not None:

@@ -12,9 +12,11 @@ from oomwatch.remedies.context import (
     json_object,
     power_of_two_below,
 )
-from oomwatch.units import format_count
+from oomwatch.units import format_bytes, format_count
 
 _LEAST_TOKENS: Final = 256
+_PROMPT_TOKENS: Final = 2048  # a step that serves long prompts without losing much speed
+_FIRST_CHUNK: Final = 4096  # SGLang's own advice for a prefill that runs out: 4096, then 2048
 
 
 # ---------------------------------------------------------------- tokens of one step
@@ -30,7 +32,7 @@ def smaller_batch(context: Context) -> Draft | None:
         old = context.now_or_assumed(flag)
     if old is None:
         return None
-    new = power_of_two_below(old / 2)
+    new = _covering(context, old, power_of_two_below(old / 2))
     extra: dict[str, Any] = {}
     if context.name == "vllm" and _whole_prompts(context, new):
         if context.generation == "V0" and not _can_chunk_on_v0(context):
@@ -46,10 +48,35 @@ def smaller_batch(context: Context) -> Draft | None:
     return Draft(
         id="smaller-batch",
         title=f"Process at most {new} prompt tokens in one step{chunked}",
-        why=f"Activations grow with the tokens of a step; now up to {format_count(old)}.",
+        why=f"Activations grow with the tokens of a step; now up to {format_count(old)}."
+        + _shrunk(context, old, new),
         cost="Long prompts take more steps: slower first token.",
         set={**extra, flag: new},
     )
+
+
+def _covering(context: Context, old: float, half: int) -> int:
+    """Half the tokens of a step, or so few that the allocation that failed fits what was free."""
+    if context.finding.cause != "prefill_activation_peak":
+        return half
+    if context.name == "sglang":
+        half = min(half, _FIRST_CHUNK)
+    tried, free = context.number("tried_bytes"), context.number("free_bytes")
+    if not tried or not free or free >= tried:
+        return half
+    return min(half, max(power_of_two_below(old * free / tried), _PROMPT_TOKENS))
+
+
+def _shrunk(context: Context, old: float, new: int) -> str:
+    """What becomes of the allocation that failed, which grows with the tokens of a step."""
+    tried, free = context.number("tried_bytes"), context.number("free_bytes")
+    if context.finding.cause != "prefill_activation_peak" or not tried or free is None:
+        return ""
+    then = tried * new / old
+    said = f" What failed takes {format_bytes(then)} then instead of {format_bytes(tried)}"
+    if then <= free:
+        return f"{said}; {format_bytes(free)} were free."
+    return f"{said}, and {format_bytes(free)} were free: take the next step with it."
 
 
 def _whole_prompts(context: Context, tokens: int) -> bool:
@@ -191,7 +218,9 @@ def shorter_context(context: Context) -> Draft | None:
 def shorter_context_on_v0(context: Context) -> Draft | None:
     """Half the longest request, where a step takes whole prompts: V0 without chunks."""
     whole = context.generation == "V0" and not context.switched_on("--enable-chunked-prefill")
-    return shorter_context(context) if whole or context.name != "vllm" else None
+    if context.name == "sglang":
+        whole = str(context.force.get("--chunked-prefill-size")) == "-1"
+    return shorter_context(context) if whole or context.name not in ("vllm", "sglang") else None
 
 
 def fit_length_to_pool(context: Context) -> Draft | None:

@@ -34,7 +34,9 @@ def lower_share(context: Context) -> Draft | None:
     if new >= old:
         return None
     total = context.total_bytes
-    freed = f" (about {format_bytes((old - new) * total)})" if total else ""
+    missing = context.shortage_bytes
+    lacked = f"; {format_bytes(missing)} were missing" if missing else ""
+    freed = f" (about {format_bytes((old - new) * total)}{lacked})" if total else ""
     return Draft(
         id="lower-memory-share",
         title=f"Lower {flag} to {new:.2f}",

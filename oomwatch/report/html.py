@@ -190,7 +190,7 @@ class _Page:
                 ("action", remedy.action or ""),
                 ("effect", " · ".join(phrases.effects(remedy.effect, self.texts))),
                 ("cost", remedy.cost),
-                ("why", remedy.why),
+                ("why", phrases.reason(remedy)),
                 ("check", phrases.validity(remedy, self.texts, verbose=True)),
             )
             said = "".join(

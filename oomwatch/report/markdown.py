@@ -142,7 +142,7 @@ class _Writer:
             ("action", escape(remedy.action or "")),
             ("effect", escape(" · ".join(phrases.effects(remedy.effect, texts)))),
             ("cost", escape(remedy.cost)),
-            ("why", escape(remedy.why)),
+            ("why", escape(phrases.reason(remedy))),
             ("check", escape(phrases.validity(remedy, texts, verbose=True))),
         )
         return [f"- {texts[key]}{texts['colon']}{text}" for key, text in rows if text]

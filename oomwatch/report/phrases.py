@@ -24,6 +24,8 @@ from oomwatch.units import format_bytes, format_count, format_duration
 
 _NARROW: Final = 0.02
 """Share of a predicted count below which its range is not worth reading."""
+_NOT_VALIDATED: Final = " Not validated: "
+"""What stands between a remedy's reason and the doubt about its flags."""
 _ENGINE_NAMES: Final = {
     "vllm": "vLLM",
     "sglang": "SGLang",
@@ -194,8 +196,21 @@ def effects(item: Effect | None, texts: Mapping[str, str]) -> list[str]:
         after = _times(item.max_concurrency_after)
         facts.append(texts["effect.concurrency"].format(before=before, after=after))
     if item.freed_bytes:
-        facts.append(texts["effect.freed"].format(size=format_bytes(item.freed_bytes)))
+        facts.append(texts[_where_to(item)].format(size=format_bytes(item.freed_bytes)))
     return facts
+
+
+def _where_to(item: Effect) -> str:
+    """Whether freed memory goes to the KV cache at the next start, or stays outside it."""
+    before, after = item.kv_tokens_before, item.kv_tokens_after
+    if before is None or after is None or before == after:
+        return "effect.freed"
+    return "effect.to_kv" if after > before else "effect.left"
+
+
+def reason(remedy: Remedy) -> str:
+    """Why a remedy helps, without what is said of its flags: `validity` says that."""
+    return remedy.why.partition(_NOT_VALIDATED)[0]
 
 
 def _expected(item: Effect) -> str:
@@ -214,7 +229,9 @@ def validity(remedy: Remedy, texts: Mapping[str, str], *, verbose: bool) -> str:
     engine = clean(remedy.valid_for or "", 200)
     if remedy.validated:
         return texts["valid_for"].format(engine=engine) if engine else ""
-    return texts["unchecked.engine"].format(engine=engine) if engine else texts["unchecked"]
+    said = texts["unchecked.engine"].format(engine=engine) if engine else texts["unchecked"]
+    doubt = clean(remedy.why.partition(_NOT_VALIDATED)[2], 300).removesuffix(".")
+    return said + texts["colon"] + doubt if doubt else said
 
 
 def _times(value: float | None) -> str:

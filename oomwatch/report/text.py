@@ -208,7 +208,7 @@ class _Report:
             ("action", [clean(remedy.action or "", 1000)]),
             ("effect", phrases.effects(remedy.effect, texts)),
             ("cost", [clean(remedy.cost, 400)]),
-            ("why", [clean(remedy.why, 600)]),
+            ("why", [clean(phrases.reason(remedy), 600)]),
             ("check", [phrases.validity(remedy, texts, verbose=self.verbose)]),
         )
         keys = [key for key, _ in typed] + [key for key, _ in said]

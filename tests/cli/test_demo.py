@@ -112,6 +112,6 @@ def test_the_command_shows_it():
     )
     assert done.returncode == 0, done.stderr
     assert "OUT OF MEMORY" in done.stdout
-    assert "--max-num-batched-tokens 16384" in done.stdout
+    assert "--max-num-batched-tokens 4096" in done.stdout
     assert done.stdout.count("\n\nNo NVIDIA GPU") + done.stdout.count("\n\nAnd this is") == 1
     assert done.stderr == ""

@@ -165,3 +165,24 @@ def test_a_command_of_another_engine_than_the_logs_is_not_used(command: str, *, 
 def test_a_command_tells_the_engine_of_a_log_that_names_none() -> None:
     given = dataclasses.replace(inputs_of("hello\n"), command="sglang serve --model-path /models/m")
     assert diagnose(given).engines[0].engine == "sglang"
+
+
+def test_sglang_names_its_model_and_the_time_of_the_failure() -> None:
+    (incident,) = (told := judged(SGLANG_PEAK)).incidents
+    assert told.engines[0].model == "/models/inhouse-7b"
+    assert incident.finding.cause == "prefill_activation_peak"
+    assert incident.finding.at is not None
+    assert incident.finding.at % 60 == 1  # the exception, not the batch before it
+
+
+SGLANG_PEAK = f"""\
+[2025-11-28 10:00:00] server_args=ServerArgs(model_path='/models/inhouse-7b', mem_fraction_static=0.88)
+[2025-11-28 10:00:30] The server is fired up and ready to roll!
+[2025-11-28 10:05:00] Prefill batch. #new-seq: 1, #new-token: 32768, #cached-token: 0, token usage: 0.10, #running-req: 1, #queue-req: 0,
+[2025-11-28 10:05:01] Scheduler hit an exception: Traceback (most recent call last):
+  File "/s/python/sglang/srt/managers/scheduler.py", line 2000, in run_scheduler_process
+    scheduler.event_loop_overlap()
+  File "/s/python/sglang/srt/layers/activation.py", line 60, in forward_cuda
+    out = torch.empty(output_shape, dtype=x.dtype, device=x.device)
+{PEAK}
+"""

@@ -599,3 +599,37 @@ def test_a_smaller_batch_cuts_prompts_where_that_was_off() -> None:
     assert step.set == {"--enable-chunked-prefill": True, "--max-num-batched-tokens": "16384"}
     cut = by_id("prefill_activation_peak", engine(version="0.11.0", arguments=given))
     assert cut["smaller-batch"].set == {"--max-num-batched-tokens": "16384"}
+
+
+PEAK_VALUES: dict[str, Any] = {
+    "tried_bytes": 3.12 * GIB,
+    "free_bytes": 0.625 * GIB,
+    "total_bytes": 80 * GIB,
+}
+
+
+def test_a_smaller_batch_covers_what_was_missing() -> None:
+    facts = engine(version="0.11.0", arguments={"--max-num-batched-tokens": "32768"})
+    step = by_id("prefill_activation_peak", facts, **PEAK_VALUES)["smaller-batch"]
+    assert step.set == {"--max-num-batched-tokens": "4096"}
+    assert "takes 399 MiB then instead of 3.1 GiB; 640 MiB were free." in step.why
+    slow = engine(version="0.11.0", arguments={"--max-num-batched-tokens": "4096"})
+    step = by_id("prefill_activation_peak", slow, **PEAK_VALUES)["smaller-batch"]
+    assert step.set == {"--max-num-batched-tokens": "2048"}
+    assert "take the next step with it" in step.why
+    share = by_id("prefill_activation_peak", facts, **PEAK_VALUES)["lower-memory-share"]
+    assert "2.5 GiB were missing" in share.why
+
+
+def test_sglang_goes_to_chunks_of_4096_and_then_2048() -> None:
+    for old, new in ((32768, "4096"), (8192, "4096"), (4096, "2048")):
+        facts = engine("sglang", "0.5.6", arguments={"--chunked-prefill-size": old})
+        steps = by_id("prefill_activation_peak", facts, max_model_len=131072)
+        assert steps["smaller-batch"].set == {"--chunked-prefill-size": new}
+        assert "shorter-context" not in steps
+
+
+def test_the_doubt_about_flags_names_the_option_that_settles_it() -> None:
+    step = first("prefill_activation_peak", engine("sglang", None))
+    assert not step.validated
+    assert "--engine-version" in step.why

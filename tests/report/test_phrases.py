@@ -92,3 +92,24 @@ def test_flags_and_variables_are_quoted_for_a_shell() -> None:
         "--f false",
     ]
     assert typed_env({"A": "b:c", "D": "$(rm -rf /)"}) == ["A=b:c", "D='$(rm -rf /)'"]
+
+
+def test_freed_memory_says_where_it_goes() -> None:
+    grows = Effect(kv_tokens_before=100, kv_tokens_after=120, freed_bytes=2**30)
+    shrinks = Effect(kv_tokens_before=100, kv_tokens_after=80, freed_bytes=2**30)
+    alone = Effect(freed_bytes=2**30)
+    assert (
+        phrases.effects(grows, TEXTS)[-1]
+        == "frees 1.0 GiB, which the KV cache gets at the next start"
+    )
+    assert phrases.effects(shrinks, TEXTS)[-1] == "leaves 1.0 GiB more free beside the KV cache"
+    assert phrases.effects(alone, TEXTS) == ["frees 1.0 GiB"]
+
+
+def test_the_doubt_about_a_flag_is_said_once() -> None:
+    step = Remedy("a", "t", "other", "It helps. Not validated: who knows.", "c", set={"--a": "1"})
+    assert phrases.reason(step) == "It helps."
+    assert (
+        phrases.validity(step, TEXTS, verbose=False)
+        == "not verified for the running version: who knows"
+    )

@@ -57,6 +57,8 @@ def found(
     if cls is None:
         raise KeyError(cause)
     cited = tuple(evidence)
+    if at is None and cited and cited[0].at is None:
+        at = _failed_at(facts, order)
     return Finding(
         cls=cls,
         cause=cause,
@@ -71,3 +73,8 @@ def found(
         strength=strength,
         order=order,
     )
+
+
+def _failed_at(facts: Facts, order: int | None) -> float | None:
+    """The time of the failure at this place; a traceback's last line often has none of its own."""
+    return next((f.seen_at for f in facts.failures if f.order == order), None)

@@ -59,6 +59,8 @@ TEXTS: Final = {
     "effect.tokens": "KV cache {before} → {after} tokens",
     "effect.concurrency": "full-length requests at once {before} → {after}",
     "effect.freed": "frees {size}",
+    "effect.to_kv": "frees {size}, which the KV cache gets at the next start",
+    "effect.left": "leaves {size} more free beside the KV cache",
     "unchecked": "not verified for the running version",
     "unchecked.engine": "not verified for {engine}",
     "valid_for": "valid for {engine}",

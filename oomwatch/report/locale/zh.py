@@ -54,6 +54,8 @@ TEXTS: Final = {
     "effect.tokens": "KV 缓存 {before} → {after} token",
     "effect.concurrency": "最大长度请求的并发数 {before} → {after}",
     "effect.freed": "释放 {size}",
+    "effect.to_kv": "释放 {size}，下次启动时归 KV 缓存使用",
+    "effect.left": "在 KV 缓存之外多留出 {size} 空闲",
     "unchecked": "未针对当前运行的版本校验",
     "unchecked.engine": "未针对 {engine} 校验",
     "valid_for": "适用于 {engine}",
