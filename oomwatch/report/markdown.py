@@ -125,7 +125,7 @@ class _Writer:
             number = f"{rank}. "
             block = [*self._commands(remedy), *self._reasons(remedy)]
             indent = " " * len(number)
-            self.lines.append(f"{number}**{escape(remedy.title)}**")
+            self.lines.append(f"{number}**{escape(phrases.remedy_title(remedy, self.lang))}**")
             self._add(*(indent + line if line else "" for line in ("", *block)))
 
     def _commands(self, remedy: Remedy) -> list[str]:

@@ -19,6 +19,7 @@ from oomwatch.records import (
     Remedy,
     Risk,
 )
+from oomwatch.report.locale import Language
 from oomwatch.report.sanitize import clean
 from oomwatch.units import format_bytes, format_count, format_duration
 
@@ -206,6 +207,15 @@ def _where_to(item: Effect) -> str:
     if before is None or after is None or before == after:
         return "effect.freed"
     return "effect.to_kv" if after > before else "effect.left"
+
+
+def remedy_title(remedy: Remedy, lang: Language) -> str:
+    """What a remedy does, in this language; in English where it has no title of its own there."""
+    if lang != "zh":
+        return remedy.title
+    from oomwatch.report.locale.zh_remedies import TITLES  # noqa: PLC0415 - only for Chinese
+
+    return TITLES.get(remedy.id, remedy.title)
 
 
 def reason(remedy: Remedy) -> str:

@@ -192,7 +192,11 @@ class _Report:
             if rank > 1:
                 self.sheet.blank()
             self.sheet.row(
-                f"{rank}.", clean(remedy.title, 200), ("bold", "bold"), indent=2, column=column
+                f"{rank}.",
+                clean(phrases.remedy_title(remedy, self.lang), 200),
+                ("bold", "bold"),
+                indent=2,
+                column=column,
             )
             self._remedy_rows(remedy, 2 + column)
         self._more(len(remedies) - len(shown))

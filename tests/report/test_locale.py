@@ -6,7 +6,11 @@ from typing import get_args
 import pytest
 
 from oomwatch import records
+from oomwatch.causes import CAUSES
+from oomwatch.records import EngineFacts, Finding
+from oomwatch.remedies.catalog import prescribe
 from oomwatch.report.locale import LANGUAGES, catalogue, choose_language
+from oomwatch.report.locale.zh_remedies import TITLES
 
 
 def test_every_text_exists_in_every_language_with_the_same_fields() -> None:
@@ -47,3 +51,21 @@ def test_every_value_of_the_records_has_a_text() -> None:
 )
 def test_language_follows_posix(lang: str, environ: dict[str, str], expected: str) -> None:
     assert choose_language(lang, environ) == expected
+
+
+def test_every_remedy_that_is_prescribed_has_a_chinese_title() -> None:
+    named = ("", "vllm", "sglang", "tgi", "llama.cpp", "lmdeploy")
+    engines = [EngineFacts("e", name or None, version=v) for name in named for v in VERSIONS]
+    used = {
+        remedy.id
+        for cls, causes in CAUSES.items()
+        for cause in causes
+        for engine in engines
+        for remedy in prescribe(Finding(cls, cause, 0.9, "x"), engine)
+    }
+    assert used
+    assert used <= set(TITLES)
+    assert all(re.search(r"[\u4e00-\u9fff]", title) for title in TITLES.values())
+
+
+VERSIONS = (None, "0.6.3", "0.11.0")

@@ -1,7 +1,7 @@
 """Fixed texts of the reports: one catalogue per language, the same keys in each.
 
 Sentences that rules and remedies make stay English; the cause's title and its one-sentence
-meaning come from pages/ in either language.
+meaning come from pages/ in either language, the remedies' Chinese titles from `zh_remedies`.
 """
 
 from __future__ import annotations
