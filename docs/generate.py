@@ -58,6 +58,7 @@ def _help(command: click.Command, name: str) -> str:
     context = click.Context(
         command, info_name=name, terminal_width=WIDTH, **command.context_settings
     )
+    command._help_option = None  # noqa: SLF001 - click keeps the one of an earlier, other context
     lines = (line.rstrip() for line in command.get_help(context).splitlines())
     return "\n".join(("```text", *lines, "```"))
 
