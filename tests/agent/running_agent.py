@@ -65,6 +65,7 @@ class RunningAgent:
         words += ["--store", str(self.store)]
         for name, value in self._settings.items():
             words += ["--set", f"{name}={value}"]
+        self.heard()  # what the process before has told
         self.states.clear()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
