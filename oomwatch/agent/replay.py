@@ -24,6 +24,7 @@ from oomwatch.agent.messages import (
     ProcessEnded,
     TellingLines,
 )
+from oomwatch.agent.retention import retention_of
 from oomwatch.config import Config
 from oomwatch.detect.incidents import IncidentBook
 from oomwatch.discovery import DiscoveredEngine, Discovery, EngineMember
@@ -49,7 +50,6 @@ from oomwatch.store.clock import ClockWatch
 from oomwatch.store.database import open_reader
 from oomwatch.store.location import parse_store
 from oomwatch.store.queries import read_window
-from oomwatch.store.retention import Retention
 from oomwatch.store.writer import StoreWriter
 
 _STEP_SECONDS: Final = 0.5
@@ -94,11 +94,7 @@ class Replay:
         self.writer = StoreWriter(
             store,
             self._host,
-            retention=Retention(
-                raw_seconds=int(limits.raw_retention_seconds),
-                incident_seconds=int(limits.incident_retention_seconds),
-                max_bytes=limits.max_size_bytes,
-            ),
+            retention=retention_of(limits),
             clock=ClockWatch(
                 wall=self._wall_ms, boot=lambda: self._wall_ms() - 1_000, boot_id="replay"
             ),

@@ -28,6 +28,7 @@ from oomwatch.agent.following import Following
 from oomwatch.agent.logs import LogFollowers
 from oomwatch.agent.messages import Discovered, Mailbox, Reconfigured, TellingLines
 from oomwatch.agent.own_usage import OwnUsageMeter
+from oomwatch.agent.retention import retention_of
 from oomwatch.config import Config, ConfigError, Loaded, load_config
 from oomwatch.config.secrets import store_address
 from oomwatch.detect.incidents import IncidentBook
@@ -37,7 +38,6 @@ from oomwatch.store.database import open_reader
 from oomwatch.store.incidents import list_incidents
 from oomwatch.store.location import parse_store
 from oomwatch.store.queries import read_positions, read_window
-from oomwatch.store.retention import Retention
 from oomwatch.store.writer import StoreStatus, StoreWriter
 
 _LOG = logging.getLogger("oomwatch")
@@ -79,16 +79,7 @@ class Agent:
         self.writer = make_writer(
             self.address,
             self.host,
-            retention=Retention(
-                raw_seconds=int(store.raw_retention_seconds),
-                tier_seconds={
-                    10: int(store.ten_second_retention_seconds),
-                    60: int(store.minute_retention_seconds),
-                    3600: int(store.hour_retention_seconds),
-                },
-                incident_seconds=int(store.incident_retention_seconds),
-                max_bytes=store.max_size_bytes,
-            ),
+            retention=retention_of(store),
             on_status=self._on_store,
             interval_seconds=store.commit_interval_seconds,
         )

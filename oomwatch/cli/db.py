@@ -228,23 +228,13 @@ def _retention(limits: dict[str, str | None]) -> Retention:
     """The configured limits, with those that were given in their place."""
     import dataclasses
 
+    from oomwatch.agent.retention import retention_of
     from oomwatch.config import load_config
     from oomwatch.config.quantities import parse_duration
-    from oomwatch.store.retention import Retention
     from oomwatch.units import parse_size
 
     settings = load_config().config.store
-    retention = Retention(
-        raw_seconds=int(settings.raw_retention_seconds),
-        tier_seconds={
-            10: int(settings.ten_second_retention_seconds),
-            60: int(settings.minute_retention_seconds),
-            3600: int(settings.hour_retention_seconds),
-        },
-        log_seconds=int(settings.log_retention_seconds),
-        incident_seconds=int(settings.incident_retention_seconds),
-        max_bytes=settings.max_size_bytes,
-    )
+    retention = retention_of(settings)
     given: dict[str, Any] = {}
     fields = {"raw": "raw_seconds", "logs": "log_seconds", "incidents": "incident_seconds"}
     for option, field in fields.items():
