@@ -186,11 +186,6 @@ class LogFollowers:
             one.saved = self._positions[place] = value
             self._sink.save_position(place, value)
 
-    def troubles(self) -> dict[str, str]:
-        """Logs that cannot be read now, and why."""
-        with self._lock:
-            return {place: one.trouble for place, one in self._followed.items() if one.trouble}
-
     def run(self, stop: threading.Event) -> None:
         """Look again and again until told to stop."""
         while not stop.wait(LOOK_SECONDS):

@@ -30,7 +30,6 @@ from oomwatch.sources.logformat_time import Clock
 DOCKER_ROOT: Final = "/var/lib/docker"
 SYSTEMD_ROOT: Final = "/run/systemd/system"
 COPY_PREFIX: Final = "oomwatch-run-"
-_KILL: Final = 9
 _SHELL_SIGNAL: Final = 128
 _PROPERTIES: Final = (
     "Id,ActiveState,SubState,Result,NRestarts,ExecMainCode,ExecMainStatus"

@@ -15,13 +15,20 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from oomwatch.engines.client_text import is_client_text
-from oomwatch.engines.literals import BANNERS, CLIENT_MARKS
+from oomwatch.engines.literals import BANNERS
 from oomwatch.records import LogLine
 from oomwatch.sources.follow import READ_BYTES, Chunk, FileFollower, FilePosition
 from oomwatch.sources.logfile import read_pieces
 from oomwatch.sources.logformat_lines import Piece
 from oomwatch.sources.logformat_time import Clock
-from oomwatch.sources.scan import BEHIND_BYTES, best_look, merge_spans, telling_spans
+from oomwatch.sources.scan import (
+    BEHIND_BYTES,
+    best_look,
+    holds_mark,
+    line_end,
+    merge_spans,
+    telling_spans,
+)
 
 HEAD_BYTES: Final = 1 << 20
 LATE_BYTES: Final = 8 << 20
@@ -154,7 +161,7 @@ class LogTail:
             return
         if not telling and not self._behind:
             return
-        spans = [(0, _line_end(data, self._behind))] if self._behind else []
+        spans = [(0, line_end(data, self._behind))] if self._behind else []
         self._behind = max(0, self._behind - len(data))
         if telling:
             spans = merge_spans([*spans, *telling_spans(data)[0]])
@@ -175,16 +182,11 @@ def _banners(data: bytes) -> list[int]:
     for text in BANNERS:
         at = data.find(text)
         while at >= 0:
-            begin, end = data.rfind(b"\n", 0, at) + 1, _line_end(data, at)
-            if not any(data.find(mark, begin, end) >= 0 for mark in CLIENT_MARKS):
+            begin, end = data.rfind(b"\n", 0, at) + 1, line_end(data, at)
+            if not holds_mark(data, begin, end):
                 found.add(begin)
             at = data.find(text, end)
     return sorted(found)
-
-
-def _line_end(data: bytes, at: int) -> int:
-    end = data.find(b"\n", min(at, len(data) - 1))
-    return len(data) if end < 0 else end + 1
 
 
 def _size(line: LogLine) -> int:

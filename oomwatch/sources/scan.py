@@ -139,7 +139,7 @@ class _Cutter:
         for start, stop in [(0, len(data))] if block.whole else block.spans:
             joined = self._joined and start == 0
             if not joined and start == 0 and not self._at_line_start:
-                start = _line_end(data, 0)  # noqa: PLW2901 - the rest of the span counts
+                start = line_end(data, 0)  # noqa: PLW2901 - the rest of the span counts
             self._joined = start < stop
             if self._joined:
                 number = block.number + data.count(b"\n", 0, start)
@@ -147,7 +147,7 @@ class _Cutter:
         self._joined = self._joined and stop == len(data)
         self._at_line_start = data.endswith(b"\n")
         if self._joined and not self._at_line_start and following is not None:
-            following.spans = merge_spans([(0, _line_end(following.data, 0)), *following.spans])
+            following.spans = merge_spans([(0, line_end(following.data, 0)), *following.spans])
 
 
 def telling_spans(
@@ -158,37 +158,38 @@ def telling_spans(
     `before` is the end of the block before, for words that lie across the border; `begun` is the
     beginning of the line that goes on from there.
     """
-    client = _holds_mark(begun + data[:_OVERLAP])
+    client = holds_mark(begun + data[:_OVERLAP])
     spans: list[tuple[int, int]] = []
     wide, alone = False, 0
     border = before + data[:_OVERLAP]
     for text, confirm, by_itself in _CONFIRMS:
         at = border.find(text, max(0, len(before) - len(text) + 1))
         if 0 <= at < len(before) and not client and (confirm is None or confirm.match(border, at)):
-            spans.append((0, _line_end(data, 0)))
+            spans.append((0, line_end(data, 0)))
             wide = True  # its line begins in the block before
         at = data.find(text)
         while at >= 0:
-            start, end = data.rfind(b"\n", 0, at) + 1, _line_end(data, at)
-            quoted = (start == 0 and client) or _holds_mark(data, start, end)
+            start, end = data.rfind(b"\n", 0, at) + 1, line_end(data, at)
+            quoted = (start == 0 and client) or holds_mark(data, start, end)
             if not quoted and (confirm is None or confirm.match(data, at)):
                 if by_itself:
                     alone += 1
                 else:
                     wide = True
-                    end = _line_end(data, min(at + BEHIND_BYTES, len(data) - 1))
+                    end = line_end(data, min(at + BEHIND_BYTES, len(data) - 1))
                 if not by_itself or alone <= _ALONE_PER_BLOCK:
                     spans.append((start, end))
             at = data.find(text, end)
     return merge_spans(spans), wide
 
 
-def _holds_mark(data: bytes, start: int = 0, end: int | None = None) -> bool:
+def holds_mark(data: bytes, start: int = 0, end: int | None = None) -> bool:
     """Whether a line holds what a client sent."""
     return any(data.find(mark, start, end) >= 0 for mark in CLIENT_MARKS)
 
 
-def _line_end(data: bytes, at: int) -> int:
+def line_end(data: bytes, at: int) -> int:
+    """Where the line ends that holds this place, behind its line feed."""
     end = data.find(b"\n", at)
     return len(data) if end < 0 else end + 1
 

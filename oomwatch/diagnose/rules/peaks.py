@@ -36,7 +36,6 @@ _TELLING: Final = ("logprobs", "encoder", "workspace", "speculation", "lora")
 _SPREAD_RANK: Final = re.compile(r"(?:EP|DP)[1-9]")
 _SPREAD_FRAME: Final = re.compile(r"deepep|deep_ep|all2all|token_dispatcher")
 _LIBRARY: Final = re.compile(r"CUBLAS|CUDNN|cublas|cudnn|Triton Error|NPUWorkspaceAllocator")
-_LOW_KV: Final = 0.6
 
 
 def sleep_wake(facts: Facts) -> Finding | None:
