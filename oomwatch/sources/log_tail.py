@@ -36,6 +36,7 @@ LATE_BYTES: Final = 8 << 20
 _HEAD_LINES: Final = 3000
 _TELLING_LINES: Final = 2000
 _STARTS: Final = 3
+_FEW_LINES: Final = 150
 _LOOK_BYTES: Final = 4 << 20
 
 
@@ -157,7 +158,12 @@ class LogTail:
             fresh = list(read_pieces([Piece(number, data, joined=False)], self.name, self._clock))
             start.head += fresh
             if telling:
-                yield from fresh
+                told = [
+                    range(number + data.count(b"\n", 0, a), number + data.count(b"\n", 0, b) + 1)
+                    for a, b in telling_spans(data)[0]
+                ]
+                few = len(fresh) <= _FEW_LINES  # a start's own lines; in a flood what tells
+                yield from (n for n in fresh if few or any(n.number in span for span in told))
             return
         if not telling and not self._behind:
             return
