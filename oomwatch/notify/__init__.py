@@ -1,0 +1,1 @@
+"""Alerts: what changed about an incident, told to people and machines, at least once each."""

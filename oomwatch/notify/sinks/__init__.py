@@ -1,0 +1,1 @@
+"""The kinds of receivers, one module each."""
