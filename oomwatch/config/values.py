@@ -216,6 +216,28 @@ class Text:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Texts:
+    """A list of texts that each match `pattern`; as text separated by commas."""
+
+    pattern: str
+    example: str
+    suffix: str = ""
+
+    def read(self, value: object, *, text: bool) -> tuple[str, ...]:
+        """The texts, each once, in their order."""
+        if text and isinstance(value, str):
+            value = [word for word in (part.strip() for part in value.split(",")) if word]
+        if not isinstance(value, list):
+            raise ValueError(f"must be a list, not {_shown(value)}")  # noqa: TRY004 - a bad value
+        one = Text(self.pattern, self.example)
+        return tuple(dict.fromkeys(one.read(word, text=text) for word in value))
+
+    def show(self, value: tuple[str, ...]) -> str:
+        """A list."""
+        return json.dumps(list(value), ensure_ascii=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FilePath:
     """An absolute path; ``~/`` is the home of whoever runs the program."""
 
