@@ -1,7 +1,5 @@
 """Who is told what: the part of a receiver's section that all kinds share, and what they obey."""
 
-# ruff: noqa: RUF009 - the functions of `fields` return dataclass fields
-
 from __future__ import annotations
 
 import dataclasses
