@@ -24,11 +24,12 @@ ALLOWED = {
     "demo": set(),
     **dict.fromkeys(STAGES, LEAVES),
     "detect": LEAVES | {"config", "store"},
+    "notify": LEAVES | {"config", "report", "store"},  # of the store only what is read
     "config": {"errors", "units"},
     "sdnotify": set(),
     "discovery": LEAVES | {"sources"},  # joins what several sources say of one process
-    "agent": LEAVES | STAGES | {"config", "discovery", "sdnotify"},
-    "cli": LEAVES | STAGES | {"agent", "config", "demo", "discovery", "sdnotify"},
+    "agent": LEAVES | STAGES | {"config", "discovery", "notify", "sdnotify"},
+    "cli": LEAVES | STAGES | {"agent", "config", "demo", "discovery", "notify", "sdnotify"},
     "__main__": {"cli", "errors"},
 }
 # Slow to import, so a command imports them where it needs them.

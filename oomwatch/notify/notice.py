@@ -39,6 +39,8 @@ class IncidentNotice:
     headline: str
     opened_at: float
     closed_at: float | None = None
+    resolution: str | None = None
+    """Of one that is over: what is known of the cure, in a sentence."""
     engine_id: str | None = None
     engine: str | None = None
     version: str | None = None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from oomwatch.notify.notice import Notice
+from oomwatch.report.locale import Language
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class Sink(Protocol):
 
     name: str
     kind: str
+    lang: Language
+    """The language that `incident_notice` is to put its texts in for this receiver."""
     groups: bool
     """Whether several incidents of one host go into one message (people) or not (machines)."""
     per_second: float

@@ -1,0 +1,74 @@
+"""What may go into a message of the texts that logs, commands and clients have made.
+
+A message leaves the host, is read on phones, and is drawn by programs that give signs a meaning.
+So a text loses, in this order: control and bidirectional characters, keys and tokens, what clients
+sent, addresses, and the words that call people (``<!channel>``, ``@all``, ``<at id=all>``).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from oomwatch.engines.client_text import (
+    client_head,
+    is_client_text,
+    without_input_values,
+    without_repeated,
+)
+from oomwatch.engines.secrets import hide_text
+from oomwatch.records import LogLine
+from oomwatch.report.sanitize import ELLIPSIS, clean
+
+LONGEST: Final = 8_000
+"""Characters of a text that are looked at; none is shown in more than a fourth of it."""
+_LINK: Final = re.compile(
+    r"(?i:\b(?:[a-z][a-z0-9+.-]{1,20}://|(?:javascript|mailto|data|tel):)|\bwww\.)[^\s<>\"'`|)\]]*"
+)
+_SLACK_CONTROL: Final = re.compile(r"<([!@#])([^<>|]{0,80})(?:\|([^<>]{0,80}))?>")
+_SLACK_LINK: Final = re.compile(r"<(\[link\])\|?([^<>]{0,200})>")
+_AT_TAG: Final = re.compile(r"</?at\b[^<>]{0,200}>?", re.IGNORECASE)
+_CALL: Final = re.compile(
+    r"[@＠]+(?=(?:here|channel|everyone|all|所有人|全体成员)(?![A-Za-z0-9_]))", re.IGNORECASE
+)
+_REQUEST_TEXT: Final = re.compile(  # a prompt somewhere in a server's own line
+    r"""((?:\b|['"_])(?:prompts?|messages?|content|input_text|text_input|inputs?|query|question
+    |prompt_token_ids|system_prompt|user_message)['"]?\s{0,4}[=:]\s{0,4}
+    (?=\\*[bru]?['"\[{])).*""",
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
+
+
+def clean_text(text: object, limit: int) -> str:
+    """One line of at most `limit` characters (up to 2,000) that is fit for a message."""
+    line = clean(text, LONGEST)
+    if line.endswith(ELLIPSIS):  # half a key is not recognized as one
+        line = line.rpartition(" ")[0] + ELLIPSIS
+    line = hide_text(line)
+    line = _without_request(line)
+    line = without_calls(_LINK.sub("[link]", line))
+    return clean(line, limit)
+
+
+def clean_name(text: object, limit: int = 120) -> str:
+    """The same for a name (a host, an engine, a model): no sentence, so never a client's words."""
+    return clean(without_calls(_LINK.sub("[link]", hide_text(clean(text, LONGEST)))), limit)
+
+
+def without_calls(text: str) -> str:
+    """The text without what calls people in Slack, DingTalk, Feishu, WeCom, Teams or Discord."""
+    while True:  # what is taken out of the middle of a word may leave another one
+        before = text
+        text = _SLACK_LINK.sub(r"\1 \2", text)
+        text = _SLACK_CONTROL.sub(lambda match: match[3] or match[2], text)
+        text = _CALL.sub("", _AT_TAG.sub("", text))
+        if text == before:
+            return text
+
+
+def _without_request(line: str) -> str:
+    """Without what a client sent: whole lines of request loggers, and what other lines repeat."""
+    if is_client_text(LogLine("", 0, line)):
+        return client_head(line) + ELLIPSIS
+    line = without_repeated(without_input_values(line))
+    return _REQUEST_TEXT.sub(rf"\1{ELLIPSIS}", line)

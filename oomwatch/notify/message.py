@@ -1,0 +1,239 @@
+"""A stored incident as what a message says of it: short enough for a phone at 3 a.m.
+
+The first incident of its diagnosis, else the first risk, gives cause, sentence, flags and memory;
+before there is a diagnosis, what set the incident off speaks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from oomwatch.notify.clean import LONGEST, clean_name, clean_text
+from oomwatch.notify.notice import IncidentNotice, RemedyNotice, Severity
+from oomwatch.notify.wording import TRIGGERS, words
+from oomwatch.records import (
+    Diagnosis,
+    EngineFacts,
+    Evidence,
+    Finding,
+    GpuLedger,
+    Incident,
+    Remedy,
+    Risk,
+    StoredIncident,
+)
+from oomwatch.report import phrases
+from oomwatch.report.flags import typed_env, typed_flags
+from oomwatch.report.json_read import from_json
+from oomwatch.report.ledgers import group_ledgers, part_name
+from oomwatch.report.locale import Language, catalogue
+from oomwatch.report.pages import meaning, title
+from oomwatch.report.sanitize import clean
+from oomwatch.units import format_bytes
+
+REMEDIES_SHOWN: Final = 3
+_EVIDENCE_SHOWN: Final = 6
+_PARTS_SHOWN: Final = 5
+_HEADLINE: Final = 140
+_SENTENCE: Final = 500
+_LINE: Final = 300
+_FLAGS: Final = 600
+"""Characters of the flags of one remedy; longer ones are left out whole, never cut."""
+
+_BROKEN: Final = frozenset({"failure", "gpu", "driver", "zombie"})
+"""Families of incidents in which something does not work any more."""
+_LESSER: Final[Mapping[str, Severity]] = {
+    "shutdown_requested": "info",
+    "bounded_warmup_growth": "info",
+    "request_too_long": "info",
+    "lora_slot_queue": "info",
+    "killed_by_orchestrator": "warning",
+    "killed_by_signal": "warning",
+}
+"""Causes that are no failure of the server itself."""
+_COUNTERS_FIRST: Final = ("computed", "kernel", "metrics", "nvml", "process", "arguments", "config")
+
+
+def incident_notice(
+    incident: StoredIncident,
+    *,
+    labels: Mapping[str, str],
+    runbook_base: str,
+    lang: Language = "en",
+) -> IncidentNotice:
+    """What a message says of an incident.
+
+    Args:
+        incident: as the detector keeps it, with or without a diagnosis.
+        labels: what the configuration says of the host and the engine.
+        runbook_base: where the causes' pages are; ``{cause}`` in it stands for the cause, which
+            else is added at its end. Empty for none.
+        lang: the language of titles and fixed words; what rules say stays English.
+
+    """
+    diagnosis = from_json(incident.diagnosis) if incident.diagnosis is not None else None
+    lead = _lead(diagnosis)
+    finding = lead.finding if lead is not None else None
+    engine = phrases.engine_of(diagnosis, finding) if diagnosis and finding else None
+    ledgers = lead.memory if isinstance(lead, Incident) else ()
+    gpus = _gpus(incident, lead, engine, ledgers)
+    cause = clean_name(finding.cause, 60) if finding is not None else None
+    return IncidentNotice(
+        id=incident.id,
+        fingerprint=clean_name(incident.fingerprint, 200),
+        host=clean_name(incident.host or "?", 120),
+        severity=severity_of(incident, cause),
+        headline=_headline(incident, cause, lang),
+        opened_at=incident.opened_at,
+        closed_at=incident.closed_at,
+        resolution=_resolution(incident, lang),
+        engine_id=clean_name(incident.engine_id, 120) if incident.engine_id else None,
+        engine=engine.fork or engine.engine if engine else None,
+        version=clean_name(engine.version, 40) if engine and engine.version else None,
+        model=clean_name(engine.model, 120) if engine and engine.model else None,
+        gpus=gpus,
+        incident_class=finding.cls if finding else None,
+        cause=cause,
+        confidence=finding.confidence if finding else None,
+        why=_why(incident, finding, lang),
+        remedies=tuple(_remedies(incident.id, lead.remedies if lead else (), lang)),
+        memory=_memory_line(ledgers, gpus, lang),
+        evidence=tuple(_evidence(incident, finding)),
+        eta_seconds=_eta_seconds(incident, lead),
+        runbook_url=_runbook(runbook_base, cause),
+        labels=dict(labels),
+    )
+
+
+def severity_of(incident: StoredIncident, cause: str | None) -> Severity:
+    """Critical: something failed, or is about to. Info: nobody need do anything."""
+    if cause is not None and cause in _LESSER:
+        return _LESSER[cause]
+    if incident.fingerprint.rpartition("/")[2] in _BROKEN:
+        return "critical"
+    levels = {trigger.values.get("level") for trigger in incident.triggers}
+    return "critical" if "critical" in levels else "warning"
+
+
+def _lead(diagnosis: Diagnosis | None) -> Incident | Risk | None:
+    if diagnosis is None:
+        return None
+    found: tuple[Incident | Risk, ...] = (*diagnosis.incidents, *diagnosis.risks)
+    return found[0] if found else None
+
+
+def _headline(incident: StoredIncident, cause: str | None, lang: Language) -> str:
+    if cause is not None:
+        return clean_text(title(cause, lang), _HEADLINE)
+    kind = incident.triggers[0].kind if incident.triggers else None
+    return TRIGGERS[lang][kind] if kind else words(lang)["undiagnosed"]
+
+
+def _why(incident: StoredIncident, finding: Finding | None, lang: Language) -> str | None:
+    if finding is None:
+        told = next((t.text for t in reversed(incident.triggers) if t.text), None)
+        return clean_text(told, _SENTENCE) if told else None
+    said = clean_text(finding.summary, _SENTENCE)
+    if lang != "en" and (sentence := meaning(finding.cause, lang)):
+        return f"{sentence} {said}".strip()
+    return said or None
+
+
+def _resolution(incident: StoredIncident, lang: Language) -> str | None:
+    told = (incident.diagnosis or {}).get("resolution")
+    if incident.state != "closed" or not isinstance(told, Mapping):
+        return None
+    return words(lang)["cured" if told.get("command_changed") else "serves_again"]
+
+
+def _remedies(
+    incident_id: str, remedies: Sequence[Remedy], lang: Language
+) -> Iterator[RemedyNotice]:
+    texts, own = catalogue(lang), words(lang)
+    for remedy in remedies[:REMEDIES_SHOWN]:
+        flags = (*typed_flags(remedy.set), *typed_env(remedy.env))
+        todo = [own["remove"].format(flags=" ".join(map(clean, remedy.unset)))]
+        todo = [*(todo if remedy.unset else ()), clean_text(remedy.action or "", _LINE)]
+        if sum(map(len, flags)) > _FLAGS:
+            flags, todo = (), [own["long_flags"].format(id=incident_id), *todo]
+        yield RemedyNotice(
+            title=clean_text(phrases.remedy_title(remedy, lang), 120),
+            flags=flags,
+            action=own["then"].join(filter(None, todo)) or None,
+            effect=clean_text(own["then"].join(phrases.effects(remedy.effect, texts)), 200) or None,
+            validated=remedy.validated,
+        )
+
+
+def _gpus(
+    incident: StoredIncident,
+    lead: Incident | Risk | None,
+    engine: EngineFacts | None,
+    ledgers: Sequence[GpuLedger],
+) -> tuple[int, ...]:
+    """Those that set it off, else those that were short, else all of the engine."""
+    seen = {trigger.gpu for trigger in incident.triggers}
+    if isinstance(lead, Risk):
+        seen.add(lead.gpu)
+    found = {gpu for gpu in seen if gpu is not None}
+    found = found or {ledger.gpu for ledger in ledgers if ledger.gpu is not None}
+    return tuple(sorted(found or (engine.gpus if engine else ())))
+
+
+def _memory_line(ledgers: Sequence[GpuLedger], gpus: Sequence[int], lang: Language) -> str | None:
+    """``GPU 0 (79.2 GiB): weights 38.1 GiB, KV cache 22.0 GiB, free 0.4 GiB``."""
+    texts, own = catalogue(lang), words(lang)
+    about = [ledger for ledger in ledgers if ledger.gpu in gpus] or ledgers
+    grouped = [(label, one) for label, one in group_ledgers(about) if one.parts]
+    if not grouped:
+        return None
+    label, ledger = min(grouped, key=lambda pair: _free_bytes(pair[1]))
+    held = sorted(
+        (part for part in ledger.parts if part.bytes > 0 and part.name != "free"),
+        key=lambda part: -part.bytes,
+    )
+    shown = [(part.name, part.bytes) for part in held[:_PARTS_SHOWN]]
+    if any(part.name == "free" for part in ledger.parts):
+        shown.append(("free", _free_bytes(ledger)))
+    parts = own["and"].join(
+        f"{part_name(name, texts)} {format_bytes(size)}" for name, size in shown
+    )
+    total = "" if ledger.total_bytes is None else f" ({format_bytes(ledger.total_bytes)})"
+    return clean(f"{label}{total}{texts['colon']}{parts}", _LINE)
+
+
+def _free_bytes(ledger: GpuLedger) -> int:
+    return sum(part.bytes for part in ledger.parts if part.name == "free")
+
+
+def _evidence(incident: StoredIncident, finding: Finding | None) -> Iterator[str]:
+    """Counters first and lines of logs last: what stands last goes first where room is short."""
+    items = finding.evidence if finding is not None else ()
+    if not items:
+        items = tuple(item for trigger in incident.triggers for item in trigger.evidence)
+    lines = map(_quoted, sorted(items, key=_rank))
+    yield from list(dict.fromkeys(lines))[:_EVIDENCE_SHOWN]
+
+
+def _quoted(item: Evidence) -> str:
+    """``server.log:812: CUDA out of memory``."""
+    told = clean_text(phrases.statement(item, LONGEST), _LINE)
+    return f"{clean_name(phrases.where(item), 80)}: {told}"
+
+
+def _rank(item: Evidence) -> int:
+    return _COUNTERS_FIRST.index(item.source) if item.source in _COUNTERS_FIRST else 99
+
+
+def _eta_seconds(incident: StoredIncident, lead: Incident | Risk | None) -> float | None:
+    if isinstance(lead, Risk) and lead.eta_seconds is not None:
+        return lead.eta_seconds
+    told: list[Any] = [trigger.values.get("eta_seconds") for trigger in incident.triggers]
+    return next((float(eta) for eta in reversed(told) if isinstance(eta, int | float)), None)
+
+
+def _runbook(base: str, cause: str | None) -> str | None:
+    if not base or cause is None:
+        return None
+    return base.replace("{cause}", cause) if "{cause}" in base else f"{base.rstrip('/')}/{cause}"
