@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "oomwatch"
 
 LEAVES = {"records", "units", "errors", "causes", "engines", "memory"}
-STAGES = {"sources", "store", "detect", "diagnose", "remedies", "report"}
+STAGES = {"sources", "store", "detect", "diagnose", "remedies", "report", "export"}
 # What a part may import, besides itself and the package's own version.
 ALLOWED = {
     "": set(),  # oomwatch/__init__.py
@@ -24,6 +24,7 @@ ALLOWED = {
     "demo": set(),
     **dict.fromkeys(STAGES, LEAVES),
     "detect": LEAVES | {"config", "store"},
+    "export": LEAVES | {"config"},
     "notify": LEAVES | {"config", "report", "store"},  # of the store only what is read
     "config": {"errors", "units"},
     "sdnotify": set(),

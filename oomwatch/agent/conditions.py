@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from oomwatch.agent.engines import EngineTable, WatchedEngine
 from oomwatch.agent.messages import GpusSwept, HostRead, PageRead
 from oomwatch.config.schema import Config
 from oomwatch.detect.engine import EngineWatch
+from oomwatch.detect.forecast import Forecast
 from oomwatch.detect.gpu import GpuWatch, lost
 from oomwatch.detect.host import HostWatch
 from oomwatch.detect.incidents import family
@@ -36,6 +37,8 @@ class Conditions:
         self._predicted: dict[tuple[str, str], float] = {}
         self.last_gpus: dict[int, GpuSample] = {}
         """The last sample of each GPU that is there."""
+        self.forecasts: Mapping[tuple[str, str], Forecast] = {}
+        """By resource (``gpu``, ``kv``, ``host``) and its name; made anew, not changed."""
 
     def reconfigure(self, config: Config) -> None:
         """Use other thresholds from now on; conditions begin anew."""
@@ -111,15 +114,23 @@ class Conditions:
     def predict(self, now: float) -> list[Trigger]:
         """What was forecast twice: one forecast may be noise, the next has new readings too."""
         interval, wall = self._config.forecast.interval_seconds, self._wall()
-        found: list[Trigger | None] = [self._host.predict(wall, now)]
-        found += [
-            watch.predict(now)
+        pools = {
+            name: watch
             for engine in self._table
             if engine.ended_at is None
-            for watch in engine.watches.values()
-        ]
+            for name, watch in engine.watches.items()
+        }
         settling = self._settling(now)
-        found += [gpu.predict(wall, now) for gpu in self._gpus.values() if gpu.gpu not in settling]
+        gpus = {gpu: watch for gpu, watch in self._gpus.items() if gpu not in settling}
+        found: list[Trigger | None] = [self._host.predict(wall, now)]
+        found += [watch.predict(now) for watch in pools.values()]
+        found += [watch.predict(wall, now) for watch in gpus.values()]
+        ahead = {
+            ("host", ""): self._host.ahead,
+            **{("kv", name): watch.ahead for name, watch in pools.items()},
+            **{("gpu", str(gpu)): watch.ahead for gpu, watch in gpus.items()},
+        }
+        self.forecasts = {key: one for key, one in ahead.items() if one is not None}
         before = {
             key: at for key, at in self._predicted.items() if now - at < _FRESH_FOR * interval
         }

@@ -27,6 +27,7 @@ from oomwatch.agent.messages import (
     TellingLines,
 )
 from oomwatch.config.schema import Config
+from oomwatch.detect.forecast import Forecast
 from oomwatch.detect.incidents import IncidentBook, family
 from oomwatch.engines.secrets import hide_words
 from oomwatch.records import (
@@ -65,7 +66,8 @@ class Recorder(Protocol):
 class Detector:
     """Takes messages one by one; `tick` does what is due. All of it in one thread.
 
-    Only `headroom_lasts_seconds`, `opened_lately` and the book's `open` are for other threads too.
+    Only `headroom_lasts_seconds`, `forecasts`, `opened_lately` and what the book says of its
+    incidents are for other threads too.
     """
 
     def __init__(
@@ -113,6 +115,10 @@ class Detector:
     def headroom_lasts_seconds(self) -> float | None:
         """The least time that any GPU's headroom lasts at its present pace."""
         return self._conditions.headroom_lasts_seconds()
+
+    def forecasts(self) -> Mapping[tuple[str, str], Forecast]:
+        """The last forecasts, near or far, by resource and its name."""
+        return self._conditions.forecasts
 
     def opened_lately(self, seconds: float, now: float) -> bool:
         """Whether an incident was opened within this time before monotonic time `now`."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from oomwatch.detect.engine import EngineWatch
-from oomwatch.discovery import DiscoveredEngine, Discovery
+from oomwatch.discovery import DiscoveredEngine, Discovery, GpuHolder
 from oomwatch.records import EngineExit, EngineSample
 from oomwatch.sources.log_tail import LogTail
 from oomwatch.sources.procfs import read_process
@@ -50,6 +50,10 @@ class WatchedEngine:
     """Whether a process that it cannot do without was killed or has crashed."""
     load: EngineSample | None = None
     """Its last reading."""
+    page_monotonic: float | None = None
+    """When its page was last read."""
+    answer_seconds: float | None = None
+    """How long that took."""
     settled: bool = False
     """Whether its end has been judged."""
 
@@ -96,6 +100,8 @@ class EngineTable:
         self._starts: dict[str, collections.deque[float]] = {}
         self.orphans: dict[int, str] = {}
         """Processes left behind, with the id of the engine that is gone."""
+        self.holders: tuple[GpuHolder, ...] = ()
+        """Who held memory of the GPUs at the last search."""
 
     def __iter__(self) -> Iterator[WatchedEngine]:
         with self._lock:
@@ -141,6 +147,7 @@ class EngineTable:
                 if engine.orphan
                 for pid in engine.recorded.pids
             }
+            self.holders = discovery.holders
             before = self._running
             running = {e.recorded.id: self._take(e, before, discovery.at, now) for e in servers}
             kept = set(map(id, running.values()))

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from oomwatch.agent.engines import EngineTable
@@ -13,7 +14,7 @@ from oomwatch.agent.messages import GpusSwept, HostRead, KernelSaid, Mailbox, Pa
 from oomwatch.config.schema import Config
 from oomwatch.detect.gpu import silent
 from oomwatch.errors import OomwatchError, PermissionDeniedError
-from oomwatch.records import EngineSample, ProcessSample
+from oomwatch.records import EngineSample, HostSample, ProcessSample
 from oomwatch.sources.kernel_follow import follow_kernel
 from oomwatch.sources.nvml import NvmlReading
 from oomwatch.sources.procfs import read_host, read_process
@@ -47,6 +48,9 @@ class Feeds:
         self._outcome = ""
         self.sampler: GpuSampler | None = None
         self.last_reading: NvmlReading | None = None
+        self.last_host: HostSample | None = None
+        self.on_reading: Callable[[NvmlReading, float], None] = lambda _reading, _now: None
+        """Is told of each sweep, with its monotonic time, in the sampler's thread."""
         self.fast = False
         """Whether something happens that is over in a moment."""
         self.driver_silent = False
@@ -85,6 +89,7 @@ class Feeds:
             if gpu.outcome == "gpu_lost"
         }
         self._mailbox.put(GpusSwept(now, reading.samples, reading.processes, lost))
+        self.on_reading(reading, now)
 
     def check_driver(self, now: float) -> None:
         """A driver call that does not come back is a finding, not a fault of ours."""
@@ -97,7 +102,7 @@ class Feeds:
 
     # ---------------------------------------------------------------- engines' pages
     def on_page(
-        self, engine_id: str, samples: tuple[EngineSample, ...], now: float, _latency: float
+        self, engine_id: str, samples: tuple[EngineSample, ...], now: float, answer_seconds: float
     ) -> None:
         """Take a metrics page."""
         # One start is one engine: the label of its first one is its id; others stay apart.
@@ -107,6 +112,9 @@ class Feeds:
             )
             for index, sample in enumerate(samples)
         )
+        engine = self._table.get(engine_id)
+        if engine is not None:
+            engine.page_monotonic, engine.answer_seconds = now, answer_seconds
         self._writer.put(named)
         self._mailbox.put(PageRead(now, engine_id, named))
 
@@ -118,7 +126,7 @@ class Feeds:
             now, at = time.monotonic(), time.time()
             due = max(due + _HOST_SECONDS, now)
             if self.config.sources.procfs:
-                sample = read_host(at=at)
+                sample = self.last_host = read_host(at=at)
                 self._writer.put((sample, *(self._members(at) if now >= members_due else ())))
                 self._mailbox.put(HostRead(now, sample))
             if now >= members_due:

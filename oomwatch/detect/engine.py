@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from oomwatch.config.detection import DetectConfig
 from oomwatch.config.schema import ForecastConfig
+from oomwatch.detect.forecast import Forecast
 from oomwatch.detect.levels import Level, Switch, held_families
 from oomwatch.detect.rates import WindowedRate
 from oomwatch.detect.track import Track
@@ -50,7 +51,10 @@ class EngineWatch:
         self._stuck = Switch(Level("stuck", 1, 1, rules.never_fits.hold_seconds))
         self._still = Switch(Level("still", 1, 1, rules.zombie_engine.hold_seconds))
         self._rate = WindowedRate(_RATE_SECONDS)
-        self._sample: EngineSample | None = None
+        self.last: EngineSample | None = None
+        """The last reading of its page."""
+        self.ahead: Forecast | None = None
+        """The last forecast, near or far."""
         self._figures: dict[str, float] = {}
         self._usage = Track(
             forecasts.window_seconds, _FORECAST_LEAST_SECONDS, forecasts.confidence_ratio
@@ -78,7 +82,7 @@ class EngineWatch:
         self.preemptions_per_minute = None if rate is None else rate * 60
         if sample.kv_usage_ratio is not None:
             self._usage.add(now, sample.kv_usage_ratio)
-        self._sample = sample
+        self.last = sample
         before, self._figures = self._figures, _figures(sample)
         unmoved = before == self._figures
         found = [
@@ -91,7 +95,8 @@ class EngineWatch:
 
     def predict(self, now: float) -> Trigger | None:
         """The pool will be full soon, if it goes on like this. Called every few seconds."""
-        ahead, sample = self._usage.forecast(now, 1.0), self._sample
+        ahead, sample = self._usage.forecast(now, 1.0), self.last
+        self.ahead = ahead
         if ahead is None or sample is None or ahead.eta_seconds > self._horizon_seconds:
             return None
         text = (

@@ -9,7 +9,7 @@ from typing import Final
 
 from oomwatch.config.detection import DetectConfig
 from oomwatch.config.schema import ForecastConfig
-from oomwatch.detect.forecast import Point
+from oomwatch.detect.forecast import Forecast, Point
 from oomwatch.detect.levels import Level, Switch, held_families
 from oomwatch.detect.track import Track
 from oomwatch.records import Evidence, GpuProcessSample, GpuSample, Trigger, TriggerKind
@@ -46,6 +46,8 @@ class GpuWatch:
 
         May be read by any thread.
         """
+        self.ahead: Forecast | None = None
+        """The last forecast, near or far."""
 
     def restart(self) -> None:
         """An engine starts or has ended here: what was seen before is no trend."""
@@ -104,10 +106,11 @@ class GpuWatch:
 
     def predict(self, at: float, now: float) -> Trigger | None:
         """The headroom will be used up soon, if it goes on like this. `at` is epoch time."""
+        self.ahead = None
         if self._total_bytes is None:
             return None
         total = self._total_bytes
-        ahead = self._used.forecast(now, total - _LEAST_HEADROOM)
+        ahead = self.ahead = self._used.forecast(now, total - _LEAST_HEADROOM)
         if ahead is None or ahead.eta_seconds > self._horizon_seconds:
             return None
         text = (

@@ -6,6 +6,7 @@ from typing import Final
 
 from oomwatch.config.detection import DetectConfig
 from oomwatch.config.schema import ForecastConfig
+from oomwatch.detect.forecast import Forecast
 from oomwatch.detect.levels import Level, Switch, held_families
 from oomwatch.detect.track import Track
 from oomwatch.records import Evidence, HostSample, Trigger
@@ -29,6 +30,8 @@ class HostWatch:
         ]
         self._used = Track(forecasts.window_seconds, _LEAST_SECONDS, forecasts.confidence_ratio)
         self._total_bytes: int | None = None
+        self.ahead: Forecast | None = None
+        """The last forecast, near or far."""
 
     def held(self, now: float) -> set[str]:
         """Families of incidents whose condition holds, or comes and goes too often to be over."""
@@ -54,7 +57,7 @@ class HostWatch:
         if self._total_bytes is None:
             return None
         total = self._total_bytes
-        ahead = self._used.forecast(now, total * (1 - _RESERVE_RATIO))
+        ahead = self.ahead = self._used.forecast(now, total * (1 - _RESERVE_RATIO))
         if ahead is None or ahead.eta_seconds > self._horizon_seconds:
             return None
         text = (

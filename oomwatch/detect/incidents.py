@@ -80,6 +80,11 @@ class IncidentBook:
             key=lambda i: i.opened_at,
         )
 
+    @property
+    def known(self) -> list[StoredIncident]:
+        """All that are open or were closed lately."""
+        return list(self._incidents.values())
+
     def get(self, incident_id: str) -> StoredIncident | None:
         """An incident that is open or was closed lately."""
         return self._incidents.get(incident_id)
