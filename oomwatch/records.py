@@ -48,6 +48,15 @@ TriggerKind = Literal[
     "forecast_host",  # the host's or cgroup's memory will be used up soon
 ]
 IncidentState = Literal["open", "closed"]
+OutboxState = Literal[
+    "held",  # to be told later, or not at all: quiet hours, a silence, a cooldown
+    "waiting",  # to be sent, now or after a pause
+    "retry",  # a person asked for another attempt; the agent makes it waiting
+    "delivered",
+    "grouped",  # told by a message about several incidents, which `reason` names
+    "failed",  # refused, or given up
+    "dropped",  # became needless before it was sent
+]
 
 
 # ---------------------------------------------------------------- samples (sources produce them)
@@ -484,3 +493,53 @@ class IncidentExcerpt:
     exits: tuple[EngineExit, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     lines: Mapping[str, tuple[LogLine, ...]] = dataclasses.field(default_factory=dict)
+
+
+# ---------------------------------------------------------------- what receivers are told
+@dataclasses.dataclass(frozen=True, slots=True)
+class OutboxRow:
+    """One message to one receiver, as the store keeps it until some days after it was settled.
+
+    `id` follows from the incident, the receiver and what changed, so that a second look at the
+    same change after a restart makes the same row.
+    """
+
+    id: str
+    sink: str
+    kind: str
+    state: OutboxState
+    created_at: float
+    changed_at: float
+    incident_id: str | None = None
+    change: str | None = None
+    """Digest of what was told, by which a later change is known."""
+    headline: str = ""
+    notice: Mapping[str, Any] | None = None
+    """The message itself (`oomwatch.notify.notice`), while it may still have to be sent."""
+    attempts: int = 0
+    due_at: float | None = None
+    reason: str | None = None
+    """Why it is held, was not taken, or was let be."""
+    reference: str | None = None
+    """The receiver's own name for it."""
+    host: str | None = None
+    """Set where it was read from a store."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Silence:
+    """A time in which receivers are told nothing of some incidents.
+
+    All that is given must match; a * stands for any text. `labels` are NAME=VALUE.
+    """
+
+    id: str
+    starts_at: float
+    ends_at: float
+    reason: str
+    author: str | None = None
+    engine: str | None = None
+    host: str | None = None
+    incident_class: str | None = None
+    cause: str | None = None
+    labels: tuple[str, ...] = ()

@@ -28,7 +28,17 @@ Examples:
   oomwatch db export --kind gpu --format csv --since 1d --step 60
   oomwatch db export --format sqlite -o copy.db      a sound copy while the agent runs
 """
-_KINDS: Final = ("gpu", "gpu_process", "process", "host", "engine", "event", "incident")
+_KINDS: Final = (
+    "gpu",
+    "gpu_process",
+    "process",
+    "host",
+    "engine",
+    "event",
+    "incident",
+    "message",
+    "silence",
+)
 
 _store = click.option(
     "--store",

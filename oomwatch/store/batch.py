@@ -26,6 +26,7 @@ from oomwatch.store.excerpts import save_excerpt
 from oomwatch.store.incidents import save_incident
 from oomwatch.store.inserts import insert_new, upsert
 from oomwatch.store.lanes import Batch, PendingEvent, Position
+from oomwatch.store.outbox import save_outbox
 from oomwatch.store.rows import (
     Sample,
     engine_values,
@@ -76,6 +77,8 @@ class Recorder:
             connection.execute(insert_new(connection, schema.log_event), events)
         for incident in batch.incidents:
             save_incident(connection, self.names.host_id(connection), incident)
+        if batch.outbox:
+            save_outbox(connection, self.names.host_id(connection), batch.outbox)
         for excerpt in batch.excerpts:
             save_excerpt(connection, excerpt)
         for position in batch.positions:

@@ -18,15 +18,29 @@ from oomwatch.records import (
     HostSample,
     KernelEvent,
     LogLine,
+    OutboxRow,
     ProcessSample,
+    Silence,
     StoredIncident,
 )
 from oomwatch.store import schema
 from oomwatch.store.incidents import list_incidents
+from oomwatch.store.outbox import read_outbox
 from oomwatch.store.queries import read_events, read_window
 from oomwatch.store.rows import to_ms
+from oomwatch.store.silences import read_silences
 
-KINDS: Final = ("gpu", "gpu_process", "process", "host", "engine", "event", "incident")
+KINDS: Final = (
+    "gpu",
+    "gpu_process",
+    "process",
+    "host",
+    "engine",
+    "event",
+    "incident",
+    "message",
+    "silence",
+)
 
 _RECORDS: Final = {
     "gpu": GpuSample,
@@ -35,6 +49,7 @@ _RECORDS: Final = {
     "host": HostSample,
     "engine": EngineSample,
 }
+_ABOUT_INCIDENTS: Final = {"incident": StoredIncident, "message": OutboxRow, "silence": Silence}
 _SERIES: Final = {
     "gpu": "gpus",
     "gpu_process": "gpu_processes",
@@ -50,8 +65,8 @@ def columns(kind: str) -> tuple[str, ...]:
     """The keys of a kind, for a table with fixed columns."""
     if kind == "event":
         return ("t", "engine", "event", "source", "number", "text")
-    if kind == "incident":
-        return ("t", *_names(StoredIncident))
+    if kind in _ABOUT_INCIDENTS:
+        return ("t", *_names(_ABOUT_INCIDENTS[kind]))
     return ("t", *_names(_RECORDS[kind]))
 
 
@@ -70,11 +85,22 @@ def export_rows(
 ) -> Iterator[dict[str, Any]]:
     """Rows of one of KINDS in order of time; keys that are unknown are absent.
 
-    `step` is 0 for raw samples or a tier's seconds. Incidents are those that opened in the window.
+    `step` is 0 for raw samples or a tier's seconds. Incidents are those that opened in the window,
+    messages those that something became of.
     """
     if kind == "incident":
         found = list_incidents(connection, since=from_seconds, until=to_seconds, limit=1_000_000)
-        yield from (_incident_row(incident) for incident in reversed(found))
+        yield from ({"t": one.opened_at, **_known(one)} for one in reversed(found))
+        return
+    if kind == "message":
+        rows = read_outbox(connection, host=host, limit=1_000_000)
+        kept = [row for row in rows if from_seconds <= row.changed_at <= to_seconds]
+        yield from ({"t": row.changed_at, **_known(row)} for row in reversed(kept))
+        return
+    if kind == "silence":
+        for silence in read_silences(connection, from_seconds):
+            if silence.starts_at <= to_seconds:
+                yield {"t": silence.starts_at, **_known(silence)}
         return
     piece = _PIECE_SECONDS * (_COARSE_PIECES if step else 1)
     for start, end in _pieces(connection, kind, (from_seconds, to_seconds), piece):
@@ -128,10 +154,6 @@ def _event_row(engine: str | None, event: LogLine | KernelEvent) -> dict[str, An
         **{name: value for name, value in _known(event).items() if name != "kind"},
     }
     return {name: value for name, value in row.items() if value not in (None, False, {})}
-
-
-def _incident_row(incident: StoredIncident) -> dict[str, Any]:
-    return {"t": incident.opened_at, **_known(incident)}
 
 
 def _known(record: object) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What waits to be written, bounded. Overflow is counted: oldest samples first, then log lines.
 
-Incidents, their excerpts and positions are never dropped; of each only the newest form waits.
+Incidents, messages about them, excerpts and positions are never dropped; of each only the newest
+form waits.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
-from oomwatch.records import IncidentExcerpt, StoredIncident
+from oomwatch.records import IncidentExcerpt, OutboxRow, StoredIncident
 from oomwatch.store.clock import Clock
 from oomwatch.store.rows import Event, Sample
 
@@ -50,9 +51,10 @@ class Batch:
     incidents: list[StoredIncident] = dataclasses.field(default_factory=list)
     positions: list[Position] = dataclasses.field(default_factory=list)
     excerpts: list[IncidentExcerpt] = dataclasses.field(default_factory=list)
+    outbox: list[OutboxRow] = dataclasses.field(default_factory=list)
 
     def __len__(self) -> int:
-        alone = len(self.positions) + len(self.excerpts)
+        alone = len(self.positions) + len(self.excerpts) + len(self.outbox)
         return len(self.samples) + len(self.events) + len(self.incidents) + alone
 
     def singles(self) -> Iterator[Batch]:
@@ -60,6 +62,7 @@ class Batch:
         yield from (Batch(samples=[sample]) for sample in self.samples)
         yield from (Batch(events=[event]) for event in self.events)
         yield from (Batch(incidents=[incident]) for incident in self.incidents)
+        yield from (Batch(outbox=[row]) for row in self.outbox)
         yield from (Batch(excerpts=[excerpt]) for excerpt in self.excerpts)
         yield from (Batch(positions=[position]) for position in self.positions)
 
@@ -73,13 +76,14 @@ class Lanes:
         self._samples: collections.deque[tuple[Sample, Clock]] = collections.deque()
         self._events: collections.deque[PendingEvent] = collections.deque()
         self._incidents: dict[str, StoredIncident] = {}
+        self._outbox: dict[str, OutboxRow] = {}
         self._excerpts: dict[str, IncidentExcerpt] = {}
         self._positions: dict[str, Position] = {}
         self.dropped_samples_total = 0
         self.dropped_events_total = 0
 
     def __len__(self) -> int:
-        alone = len(self._positions) + len(self._excerpts)
+        alone = len(self._positions) + len(self._excerpts) + len(self._outbox)
         return len(self._samples) + len(self._events) + len(self._incidents) + alone
 
     def add_samples(self, samples: Iterable[Sample], clock: Clock) -> None:
@@ -94,10 +98,16 @@ class Lanes:
             self._events.extend(events)
             self._shed()
 
-    def add_incident(self, incident: StoredIncident) -> None:
-        """Queue an incident in place of an older form of it."""
+    def add_incident(self, incident: StoredIncident, outbox: Iterable[OutboxRow] = ()) -> None:
+        """Queue an incident in place of an older form of it, and what is to be told with it."""
         with self._lock:
             self._incidents[incident.id] = incident
+            self._outbox.update((row.id, row) for row in outbox)
+
+    def add_outbox(self, rows: Iterable[OutboxRow]) -> None:
+        """Queue messages in place of older forms of them, all for one transaction."""
+        with self._lock:
+            self._outbox.update((row.id, row) for row in rows)
 
     def add_excerpt(self, excerpt: IncidentExcerpt) -> None:
         """Queue an excerpt in place of an older one of its incident."""
@@ -114,6 +124,8 @@ class Lanes:
         with self._lock:
             batch = Batch(incidents=list(self._incidents.values()))
             self._incidents.clear()
+            batch.outbox.extend(self._outbox.values())
+            self._outbox.clear()
             batch.excerpts.extend(self._excerpts.values())
             self._excerpts.clear()
             batch.samples.extend(_pop(self._samples, limit))
@@ -130,6 +142,8 @@ class Lanes:
             self._events.extendleft(reversed(batch.events))
             for incident in batch.incidents:
                 self._incidents.setdefault(incident.id, incident)
+            for row in batch.outbox:
+                self._outbox.setdefault(row.id, row)
             for excerpt in batch.excerpts:
                 self._excerpts.setdefault(excerpt.incident_id, excerpt)
             for position in batch.positions:

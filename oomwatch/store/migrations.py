@@ -41,9 +41,15 @@ def _add_excerpts(connection: Connection) -> None:
     schema.incident_excerpt.create(connection, checkfirst=True)  # a new store has it from step 1
 
 
+def _add_outbox(connection: Connection) -> None:
+    for table in (schema.outbox, schema.silence, schema.acknowledgement):
+        table.create(connection, checkfirst=True)
+
+
 MIGRATIONS: Final = (
     Migration(1, "initial tables", _create_tables),
     Migration(2, "excerpts of incidents", _add_excerpts),
+    Migration(3, "messages to receivers, silences", _add_outbox),
 )
 
 

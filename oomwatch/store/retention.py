@@ -19,6 +19,8 @@ from oomwatch.store import schema
 from oomwatch.store.database import data_limit, raw_connection
 from oomwatch.store.dictionary import SEEN_EVERY_MS
 from oomwatch.store.inserts import upsert
+from oomwatch.store.outbox import count_old_messages, prune_outbox
+from oomwatch.store.silences import count_old_silences, prune_silences
 
 HOUR_MS: Final = 3_600_000
 DAY_SECONDS: Final = 86_400
@@ -67,6 +69,9 @@ def prune_by_age(
     for step, seconds in retention.tier_seconds.items():
         yield from _prune_tier(connection, step, now_ms - seconds * 1000)
     yield from _prune_incidents(connection, now_ms - retention.incident_seconds * 1000)
+    with connection.begin():
+        told = prune_outbox(connection, now_ms) + prune_silences(connection, now_ms)
+    yield told
     yield _prune_dictionaries(connection)
 
 
@@ -200,6 +205,7 @@ def count_too_old(connection: Connection, retention: Retention, now_ms: int) -> 
             found += connection.scalar(old) or 0
     incident, until = schema.incident.c, now_ms - retention.incident_seconds * 1000
     closed = select(func.count()).where(incident.state == "closed", incident.opened_ms < until)
+    found += count_old_messages(connection, now_ms) + count_old_silences(connection, now_ms)
     return found + (connection.scalar(closed) or 0)
 
 

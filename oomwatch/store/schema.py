@@ -383,3 +383,51 @@ follower_position = Table(
     PrimaryKeyConstraint("host_id", "source"),
     **_NARROW,
 )
+
+# ---------------------------------------------------------------- what receivers are told
+# No reference to `incident`: what must be told outlives it.
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("host_id", Integer, ForeignKey("host.id"), nullable=False),
+    _text("sink", null=False),
+    _text("kind", null=False),
+    _text("state", null=False),
+    _int("created_ms", null=False),
+    _int("changed_ms", null=False),
+    _text("incident_id"),
+    _text("change"),
+    _text("headline", null=False),
+    _text("notice"),  # a JSON object
+    _int("attempts", null=False),
+    _int("due_ms"),
+    _text("reason"),
+    _text("reference"),
+    Index("outbox_state", "host_id", "state", "changed_ms"),
+    Index("outbox_changed", "changed_ms"),
+    Index("outbox_incident", "incident_id"),
+    **_STRICT,
+)
+
+silence = Table(
+    "silence",
+    metadata,
+    Column("id", Text, primary_key=True),
+    _int("starts_ms", null=False),
+    _int("ends_ms", null=False),
+    _text("reason", null=False),
+    _text("author"),
+    _text("matchers", null=False),  # a JSON object
+    Index("silence_ends", "ends_ms"),
+    **_STRICT,
+)
+
+acknowledgement = Table(
+    "acknowledgement",
+    metadata,
+    Column("incident_id", Text, ForeignKey("incident.id", ondelete="CASCADE"), primary_key=True),
+    _int("at_ms", null=False),
+    _text("author"),
+    **_STRICT,
+)

@@ -13,13 +13,13 @@ import dataclasses
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Literal, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
-from oomwatch.records import IncidentExcerpt, StoredIncident
+from oomwatch.records import IncidentExcerpt, OutboxRow, StoredIncident
 from oomwatch.store.batch import Recorder
 from oomwatch.store.chores import chores, make_room
 from oomwatch.store.clock import ClockWatch, wall_ms
@@ -35,6 +35,17 @@ BATCH_LIMIT: Final = 2000  # records of a kind in one transaction; readers see i
 EARLY: Final = 4000  # records that wait are written before their time
 CHORE_SLICE_SECONDS: Final = 0.1  # of housekeeping between two writes
 _RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class Watcher(Protocol):
+    """Who wants to know what was written, and what other programs have written. Must be quick."""
+
+    def stored(self, outbox_ids: Sequence[str]) -> None:
+        """These messages are on disk."""
+
+    def look(self, connection: Connection) -> None:
+        """Read, in a transaction of the writer's thread; called after each round of writing."""
+
 
 _Result = TypeVar("_Result")
 Mode = Literal["ok", "memory_only", "stopped"]
@@ -84,6 +95,7 @@ class StoreWriter:
         self._recorder = Recorder(host)
         self._clock = clock
         self._wall_ms = wall
+        self._watcher: Watcher | None = None
         self._chores: Iterator[object] | None = None
         self._calls: list[tuple[Callable[[Connection], Any], concurrent.futures.Future[Any]]] = []
         self._calls_lock = threading.Lock()
@@ -125,9 +137,14 @@ class StoreWriter:
         clock, now = self._clock.now(), self._wall_ms()
         self._lanes.add_events(PendingEvent(event, engine_id, clock, now) for event in events)
 
-    def save_incident(self, incident: StoredIncident) -> None:
-        """Store an incident, or what changed about it, at once."""
-        self._lanes.add_incident(incident)
+    def save_incident(self, incident: StoredIncident, outbox: Iterable[OutboxRow] = ()) -> None:
+        """Store an incident, or what changed about it, at once, with the messages about it."""
+        self._lanes.add_incident(incident, outbox)
+        self._wake.set()
+
+    def save_outbox(self, rows: Iterable[OutboxRow]) -> None:
+        """Store messages, or what became of them, at once and in one transaction."""
+        self._lanes.add_outbox(rows)
         self._wake.set()
 
     def save_excerpt(self, excerpt: IncidentExcerpt) -> None:
@@ -152,6 +169,10 @@ class StoreWriter:
             self._calls.append((work, future))
         self._wake.set()
         return future
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell this one from now on what was written."""
+        self._watcher = watcher
 
     def keep_house(self) -> None:
         """Have tiers counted and old rows pruned, in small steps between writes."""
@@ -200,6 +221,7 @@ class StoreWriter:
             if self._is_ready(now=last):
                 self._drain()
                 self._failures = 0
+                self._look()
                 self._run_calls()
                 self._run_chores()
         except (SQLAlchemyError, sqlite3.Error, StoreError, OSError) as error:
@@ -263,11 +285,19 @@ class StoreWriter:
             self._recorder.write(connection, batch)
         self._count(written_total=len(batch), commits_total=1)
         self._status = dataclasses.replace(self._status, last_commit_monotonic=time.monotonic())
+        if batch.outbox and self._watcher is not None:
+            self._watcher.stored([row.id for row in batch.outbox])
 
     def _make_room(self) -> bool:
         """Whether the file was at its own limit, and is below it now."""
         limit = self._retention.max_bytes
         return limit is not None and make_room(self._session.connection, limit, self._wall_ms())
+
+    def _look(self) -> None:
+        if self._watcher is not None:
+            connection = self._session.connection
+            with connection.begin():
+                self._watcher.look(connection)
 
     def _run_calls(self) -> None:
         connection = self._session.connection

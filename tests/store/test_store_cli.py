@@ -11,6 +11,7 @@ import time
 import pytest
 from click.testing import CliRunner
 from fresh_store import CLOCK, Store
+from test_store_outbox import ROW, SILENCE
 from test_store_round_trip import ENGINE, GPU, HOLDER, HOST, INCIDENT, KILL, LINE, PROCESS
 
 from oomwatch.cli.db import command
@@ -18,7 +19,9 @@ from oomwatch.errors import NoInputError, OomwatchError, UsageError
 from oomwatch.sources.recording import read_recording
 from oomwatch.store.export import KINDS
 from oomwatch.store.lanes import PendingEvent
+from oomwatch.store.outbox import save_outbox
 from oomwatch.store.rollup import roll_up
+from oomwatch.store.silences import save_silence
 
 SAMPLES = {"gpu": GPU, "gpu_process": HOLDER, "process": PROCESS, "host": HOST, "engine": ENGINE}
 
@@ -30,6 +33,9 @@ def filled(store: Store) -> Store:
         events=[PendingEvent(LINE, "vllm-8000", CLOCK, 0), PendingEvent(KILL, None, CLOCK, 0)],
         incidents=[INCIDENT],
     )
+    with store.writer.begin():
+        save_outbox(store.writer, store.recorder.names.host_id(store.writer), [ROW])
+        save_silence(store.writer, SILENCE)
     return store
 
 
@@ -70,7 +76,10 @@ def test_check_tells_a_sound_file_from_a_damaged_one(filled):
 
 def test_export_is_a_recording_in_lines(filled, tmp_path):
     lines = [json.loads(line) for line in run("export", "--store", filled.text).splitlines()]
-    assert [line["record"] for line in lines] == [*SAMPLES, "event", "event", "incident"]
+    assert [line["record"] for line in lines] == [
+        *SAMPLES,
+        *("event", "event", "incident", "message", "silence"),
+    ]
     # The same lines, a file for each kind, are read by the reader of recordings.
     recording = tmp_path / "recording"
     recording.mkdir()

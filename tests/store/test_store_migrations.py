@@ -29,7 +29,7 @@ def test_numbers_follow_each_other():
 def test_a_new_store_has_every_step_with_its_record(store):
     with store.read() as connection:
         rows = connection.exec_driver_sql("SELECT number, name FROM migration").all()
-    assert [tuple(row) for row in rows] == [(1, "initial tables"), (2, "excerpts of incidents")]
+    assert [tuple(row) for row in rows] == [(step.number, step.name) for step in MIGRATIONS]
 
 
 def test_what_is_missing_is_applied_once_after_a_copy(store):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from fresh_store import NOW
+from test_store_outbox import ROW
 from test_store_round_trip import INCIDENT, LINE
 
 from oomwatch.records import GpuSample, HostSample, LogLine
@@ -24,6 +25,7 @@ from oomwatch.store import database
 from oomwatch.store.clock import ClockWatch
 from oomwatch.store.database import open_reader, read_quick_check
 from oomwatch.store.location import StoreError, parse_store
+from oomwatch.store.outbox import read_outbox
 from oomwatch.store.queries import get_incident, read_events, read_positions, read_window
 from oomwatch.store.retention import Retention
 from oomwatch.store.writer import StoreStatus, StoreWriter
@@ -373,13 +375,16 @@ def test_a_full_disk_keeps_samples_in_memory_until_there_is_room(small_disk):
         assert not writer.flush(5)
         last = n + 100
         writer.put_hosts(last, last + 100)
-        writer.save_incident(INCIDENT)
+        writer.save_incident(INCIDENT, [ROW])
+        writer.save_outbox([dataclasses.replace(ROW, attempts=1)])
         filler.unlink()
         writer.wait_for(lambda status: status.mode == "ok" and not status.pending)
         assert "nothing was lost" in writer.notices()[-1]
         assert hosts_in(str(store)) == list(range(last + 100))
         with open_reader(parse_store(str(store))) as connection:
             assert get_incident(connection, "inc-1") == INCIDENT
+            (row,) = read_outbox(connection)
+        assert (row.id, row.attempts) == (ROW.id, 1)
 
 
 def test_a_disk_that_turns_read_only_is_survived(small_disk):
