@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
 from oomwatch.config.detection import DetectConfig
+from oomwatch.config.export import ExportConfig
 from oomwatch.config.fields import (
     Problem,
     count,
@@ -350,6 +351,7 @@ class Config:
     detect: DetectConfig = section(DetectConfig)
     forecast: ForecastConfig = section(ForecastConfig)
     incidents: IncidentsConfig = section(IncidentsConfig)
+    export: ExportConfig = section(ExportConfig)
     privacy: PrivacyConfig = section(PrivacyConfig)
 
     def problems(self) -> Iterator[Problem]:

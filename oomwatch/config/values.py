@@ -217,7 +217,7 @@ class Text:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Texts:
-    """A list of texts that each match `pattern`; as text separated by commas."""
+    """A list of texts that each match `pattern`; as text separated by commas, or as JSON has it."""
 
     pattern: str
     example: str
@@ -226,7 +226,7 @@ class Texts:
     def read(self, value: object, *, text: bool) -> tuple[str, ...]:
         """The texts, each once, in their order."""
         if text and isinstance(value, str):
-            value = [word for word in (part.strip() for part in value.split(",")) if word]
+            value = _list_in(value)
         if not isinstance(value, list):
             raise ValueError(f"must be a list, not {_shown(value)}")  # noqa: TRY004 - a bad value
         one = Text(self.pattern, self.example)
@@ -368,6 +368,17 @@ def hide_url(url: str) -> str:
     if not place and "://" in url:
         return f"{parts.scheme}://{parts.path}{'?' + query if query else ''}"
     return urlunsplit((parts.scheme, place, parts.path, query, parts.fragment))
+
+
+def _list_in(text: str) -> list[object]:
+    """``a, b`` or ``["a", "b"]``; an address such as ``[::1]:80`` is no list."""
+    try:
+        value = json.loads(text) if text.lstrip().startswith("[") else None
+    except ValueError:
+        value = None
+    if isinstance(value, list):
+        return value
+    return [word for word in (part.strip() for part in text.split(",")) if word]
 
 
 def _number(text: str) -> object:
