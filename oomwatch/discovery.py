@@ -143,6 +143,14 @@ def discover(
     )
 
 
+def may_be_of_engine(process: ProcessInfo) -> bool:
+    """Whether a search would look at it by what it calls itself or how it was started."""
+    return (
+        read_title(process.comm, process.cmdline) is not None
+        or read_launch(process.cmdline) is not None
+    )
+
+
 @dataclasses.dataclass(slots=True)
 class _Group:
     """One engine in the making: the process to read flags and output from, and all of it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from oomwatch.agent.engines import EngineTable, WatchedEngine
 from oomwatch.agent.logs import LogFollowers
 from oomwatch.agent.messages import Discovered, Mailbox, ProcessEnded, Seen
 from oomwatch.agent.named import apply_names, headers_of
+from oomwatch.agent.newcomers import Newcomers
 from oomwatch.config import Config, ConfigError
 from oomwatch.detect.host import cgroup_kill
 from oomwatch.discovery import DiscoveredEngine, discover
@@ -26,8 +26,6 @@ _LOG = logging.getLogger(__name__)
 
 _MAX_PAGE_BYTES: Final = 8 << 20
 """Of a metrics page: vLLM's is 0.1 MB for each engine. It is read into our own memory."""
-_SURE_SEARCHES: Final = 3
-_SELDOM: Final = 6
 _TAKEN_SECONDS: Final = 5.0
 _KEEPER_SECONDS: Final = 2.0
 _MOST_GROUPS: Final = 1024
@@ -63,8 +61,7 @@ class Following:
         """By memory cgroup: the engine in it."""
         self._told: dict[str, list[str]] = {}
         """By engine: why it has no log."""
-        self._processes: set[str] = set()
-        self._unchanged = 0
+        self._newcomers = Newcomers(table)
 
     def reconfigure(self, config: Config) -> None:
         """Use another configuration from now on. From any thread."""
@@ -72,7 +69,6 @@ class Following:
         self._logs.reconfigure(config.sources)
         for _, scraper in list(self._scrapers.values()):
             scraper.interval_seconds = config.agent.scrape_interval_seconds
-        self._unchanged = 0
         self._search_now.set()
 
     def close(self) -> None:
@@ -86,22 +82,21 @@ class Following:
     # ---------------------------------------------------------------- searches
     def search(self) -> None:
         """Search for engines now and then, and at once when one has ended."""
+        asked = True
         while not self._stop.is_set():
-            self._search_once()
-            if self._search_now.wait(self._config.discovery.interval_seconds):
+            if asked:
+                self._newcomers.ask_for_search()
+            reading = self._last_reading()
+            holders = {sample.pid for sample in reading.processes} if reading is not None else set()
+            if self._newcomers.call_for_search(time.monotonic(), holders):
+                self._search_once(reading)
+            asked = self._search_now.wait(self._config.discovery.interval_seconds)
+            if asked:
                 self._search_now.clear()
                 self._stop.wait(1.0)  # its keeper takes a moment to start it again
 
-    def _search_once(self) -> None:
-        """Search; seldom while the host has the same processes as at the searches before."""
-        running = {name for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208 - names
-        same = running <= self._processes and not any(engine.broken for engine in self._table)
-        self._unchanged = self._unchanged + 1 if same else 0
-        self._processes = running
-        # A launcher becomes the server without a new process: a few searches are made all the same.
-        if self._unchanged > _SURE_SEARCHES and self._unchanged % _SELDOM:
-            return
-        found = apply_names(self._config, discover(nvml=self._last_reading()))
+    def _search_once(self, reading: NvmlReading | None) -> None:
+        found = apply_names(self._config, discover(nvml=reading))
         done = threading.Event()
         self._mailbox.put(Discovered(time.monotonic(), found, done))
         done.wait(_TAKEN_SECONDS)

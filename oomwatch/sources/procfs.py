@@ -8,11 +8,11 @@ Facts of the files: kernel documentation, filesystems/proc.rst.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Final
 
 from oomwatch.records import HostSample, ProcessSample
@@ -23,6 +23,7 @@ COMM_LENGTH: Final = 15
 """The kernel cuts the name of a process (comm) to this many bytes."""
 
 _CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_PF_KTHREAD: Final = 0x00200000  # include/linux/sched.h
 _LARGEST_CMDLINE_BYTES: Final = 1 << 20
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
@@ -122,25 +123,31 @@ class ProcessTree:
 def list_processes(*, proc_root: str = PROC_ROOT) -> ProcessTree:
     """All processes that this user may see, without kernel threads."""
     try:
-        names = [entry.name for entry in Path(proc_root).iterdir()]
+        pids = [int(name) for name in os.listdir(proc_root) if name.isdigit()]  # noqa: PTH208 - names
     except OSError:
-        names = []
-    found = (read_process(int(name), proc_root=proc_root) for name in names if name.isdigit())
+        pids = []
+    found = (_read_process(pid, proc_root, with_kernel=False) for pid in pids)
     return ProcessTree(process for process in found if process and not _is_kernel_thread(process))
 
 
 def read_process(pid: int, *, proc_root: str = PROC_ROOT) -> ProcessInfo | None:
     """One process; None if it is gone or invisible."""
-    folder = Path(proc_root, str(pid))
-    stat = _read(folder / "stat")
-    status = _status(_read(folder / "status"))
+    return _read_process(pid, proc_root, with_kernel=True)
+
+
+def _read_process(pid: int, proc_root: str, *, with_kernel: bool) -> ProcessInfo | None:
+    folder = f"{proc_root}/{pid}/"
+    stat = _read(folder + "stat")
+    comm, fields = _stat(stat or "")
+    flags = fields[6] if len(fields) > 6 else ""
+    if not with_kernel and flags.isdigit() and int(flags) & _PF_KTHREAD:
+        return None  # half of the processes of an idle host: its other files need no reading
+    status = _status(_read(folder + "status"))
     if stat is None and not status:
         return None
-    comm, fields = _stat(stat or "")
     ticks = int(fields[19]) if len(fields) > 19 and fields[19].isdigit() else None
-    boot = _boot_time(proc_root)
-    cgroup_paths = parse_proc_cgroup(_read(folder / "cgroup") or "")
-    owner = owner_path(cgroup_paths)
+    boot = _boot_time(proc_root, int(time.monotonic()))
+    cgroup_paths, identity = _owner(_read(folder + "cgroup") or "")
     shared = [status.get("RssFile"), status.get("RssShmem")]
     ppid = fields[1] if len(fields) > 1 else status.get("PPid", "")
     return ProcessInfo(
@@ -155,25 +162,25 @@ def read_process(pid: int, *, proc_root: str = PROC_ROOT) -> ProcessInfo | None:
         rss_bytes=_kib(status.get("VmRSS")),
         shared_bytes=None if None in shared else sum(_kib(part) or 0 for part in shared),
         swap_bytes=_kib(status.get("VmSwap")),
-        cgroup_paths=tuple(cgroup_paths.items()),
-        identity=None if owner is None else identify(owner),
+        cgroup_paths=cgroup_paths,
+        identity=identity,
     )
 
 
 def read_comm(pid: int, *, proc_root: str = PROC_ROOT) -> str | None:
     """The name alone, where nothing else is needed."""
-    return clean(_read(Path(proc_root, str(pid), "comm")) or "").strip() or None
+    return clean(_read(f"{proc_root}/{pid}/comm") or "").strip() or None
 
 
 def read_pss(pid: int, *, proc_root: str = PROC_ROOT) -> int | None:
     """Proportional set size in bytes, which only the owner and root may see; slow on big maps."""
-    rollup = _status(_read(Path(proc_root, str(pid), "smaps_rollup")))
+    rollup = _status(_read(f"{proc_root}/{pid}/smaps_rollup"))
     return _kib(rollup.get("Pss"))
 
 
 def read_environment(pid: int, *, proc_root: str = PROC_ROOT) -> dict[str, str] | None:
     """Variables that a process was started with; None where this user may not see them."""
-    text = _read(Path(proc_root, str(pid), "environ"))
+    text = _read(f"{proc_root}/{pid}/environ")
     if text is None:
         return None
     pairs = (item.partition("=") for item in text.split("\0"))
@@ -182,7 +189,7 @@ def read_environment(pid: int, *, proc_root: str = PROC_ROOT) -> dict[str, str] 
 
 def read_host(*, proc_root: str = PROC_ROOT, at: float | None = None) -> HostSample:
     """Memory of the host, from ``meminfo``."""
-    meminfo = _status(_read(Path(proc_root, "meminfo")))
+    meminfo = _status(_read(f"{proc_root}/meminfo"))
     swap_total, swap_free = _kib(meminfo.get("SwapTotal")), _kib(meminfo.get("SwapFree"))
     return HostSample(
         at=time.time() if at is None else at,
@@ -196,7 +203,7 @@ def read_host(*, proc_root: str = PROC_ROOT, at: float | None = None) -> HostSam
 
 def read_oom_kills(*, proc_root: str = PROC_ROOT) -> int | None:
     """OOM kills on this host since it started, in all cgroups (``vmstat``, kernel 4.13 on)."""
-    for line in (_read(Path(proc_root, "vmstat")) or "").splitlines():
+    for line in (_read(f"{proc_root}/vmstat") or "").splitlines():
         name, _, value = line.partition(" ")
         if name == "oom_kill" and value.isdigit():
             return int(value)
@@ -205,7 +212,7 @@ def read_oom_kills(*, proc_root: str = PROC_ROOT) -> int | None:
 
 def hidepid(*, proc_root: str = PROC_ROOT) -> str | None:
     """The ``hidepid`` option of the mount, if it hides processes from this user; else None."""
-    for line in (_read(Path(proc_root, "self/mountinfo")) or "").splitlines():
+    for line in (_read(f"{proc_root}/self/mountinfo") or "").splitlines():
         left, _, right = line.partition(" - ")
         if right.startswith("proc ") and left.split()[4:5] == [PROC_ROOT]:
             match = re.search(r"\bhidepid=(\w+)", line)
@@ -224,13 +231,21 @@ def clean(text: str) -> str:
     return _CONTROLS.sub(" ", text)
 
 
-def _cmdline(folder: Path) -> tuple[str, ...] | None:
+@functools.lru_cache(maxsize=128)
+def _owner(text: str) -> tuple[tuple[tuple[str, str], ...], CgroupIdentity | None]:
+    """What a ``cgroup`` file says; all processes of a unit or container say the same."""
+    paths = parse_proc_cgroup(text)
+    owner = owner_path(paths)
+    return tuple(paths.items()), None if owner is None else identify(owner)
+
+
+def _cmdline(folder: str) -> tuple[str, ...] | None:
     """Arguments, without padding.
 
     A title that the process set itself stands in one argument, and is padded with blanks or NULs
     up to the length of the command line that it replaced.
     """
-    text = _read(folder / "cmdline", _LARGEST_CMDLINE_BYTES)
+    text = _read(folder + "cmdline", _LARGEST_CMDLINE_BYTES)
     if text is None:
         return None
     arguments = [clean(part) for part in text.rstrip("\0 ").split("\0")]
@@ -265,16 +280,18 @@ def _is_kernel_thread(process: ProcessInfo) -> bool:
     return process.cmdline == () and (process.pid == 2 or process.ppid in (0, 2))
 
 
-def _boot_time(proc_root: str) -> float | None:
-    for line in (_read(Path(proc_root, "stat")) or "").splitlines():
+@functools.lru_cache(maxsize=4)
+def _boot_time(proc_root: str, _second: int) -> float | None:
+    """Read once a second at most: it is a long file on a host with many cores."""
+    for line in (_read(f"{proc_root}/stat") or "").splitlines():
         if line.startswith("btime "):
             return _first_number(line[6:])
     return None
 
 
-def _read(path: Path, size: int = -1) -> str | None:
+def _read(path: str, size: int = -1) -> str | None:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - hundreds of them in a search
             return file.read(size).decode("utf-8", "replace")
     except (OSError, ValueError):
         return None  # gone, forbidden, or not of this kernel

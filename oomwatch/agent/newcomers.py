@@ -1,0 +1,58 @@
+"""Whether it is time to search the host for engines again: a search reads every process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from oomwatch.agent.engines import EngineTable
+from oomwatch.discovery import may_be_of_engine
+from oomwatch.sources.procfs import PROC_ROOT, read_process
+
+_YOUNG_LOOKS: Final = 3
+"""A launcher becomes the server without a new process: new ones are looked at more than once."""
+_SELDOM: Final = 6
+"""Every so many looks all processes are searched, whatever came."""
+
+
+class Newcomers:
+    """Looks at the processes that came since the last look, and only at them."""
+
+    def __init__(self, table: EngineTable) -> None:
+        self._table = table
+        self._known: set[int] = set()
+        self._young: dict[int, int] = {}
+        """Processes that came lately, and how often they will be looked at again."""
+        self._holders: frozenset[int] = frozenset()
+        self._looks = 0
+
+    def ask_for_search(self) -> None:
+        """Let the next look be a search."""
+        self._looks = 0
+
+    def call_for_search(self, now: float, holders: AbstractSet[int]) -> bool:
+        """Whether a search may find what the last one did not.
+
+        `holders` are the processes that hold GPU memory, `now` is monotonic time.
+        """
+        here = {int(name) for name in os.listdir(PROC_ROOT) if name.isdigit()}  # noqa: PTH208 - names
+        self._young.update(dict.fromkeys(here - self._known, _YOUNG_LOOKS))
+        self._known = here
+        new_holders = holders - self._holders
+        self._holders = frozenset(holders)
+        members = self._table.live_pids()
+        newcomers = [pid for pid in list(self._young) if self._may_matter(pid, members, holders)]
+        unsettled = any(engine.broken or engine.is_starting(now) for engine in self._table)
+        due = self._looks % _SELDOM == 0
+        self._looks += 1
+        return due or unsettled or bool(newcomers or new_holders)
+
+    def _may_matter(self, pid: int, members: set[int], holders: AbstractSet[int]) -> bool:
+        left = self._young.pop(pid) - 1
+        process = read_process(pid)
+        if process is None:
+            return False
+        if left:
+            self._young[pid] = left
+        return pid in holders or process.ppid in members or may_be_of_engine(process)
