@@ -19,11 +19,20 @@ from oomwatch.config.layers import all_keys, dotted
 from oomwatch.config.paths import config_paths, default_store
 from oomwatch.config.quantities import parse_duration, show_duration, show_size
 from oomwatch.config.secrets import engine_headers, read_secret, store_address
-from oomwatch.config.texts import example_toml, in_force, merged_json, merged_toml, reference
+from oomwatch.config.sinks import SINKS
+from oomwatch.config.texts import (
+    example_toml,
+    in_force,
+    merged_json,
+    merged_toml,
+    reference,
+    sections,
+)
 from oomwatch.config.values import hide_url, parse_headers
 from oomwatch.units import parse_size
 
 ROOT = Path(__file__).parent.parent
+REPEATED = {path for path, section in sections() if section.repeated}
 
 
 @pytest.fixture
@@ -582,15 +591,55 @@ def test_the_example_file_with_every_default_taken_over_is_the_default(load):
     unset = {key.name for _, key in all_keys() if key.default is None or key.default == {}}
     lines = [
         line[1:] if re.match(r"#\w", line) and line.split(" ")[0][1:] not in unset else line
-        for line in example_toml().splitlines()
+        for paragraph in example_toml().split("\n\n")
+        if "#[[" not in paragraph  # a table that may be there many times, or not at all
+        for line in paragraph.splitlines()
     ]
-    text = "\n".join(line for line in lines if line not in {"#[[engine]]", 'kind = "auto"'})
+    text = "\n".join(lines)
     loaded = load(text, strict=True)
     assert loaded.config == Config()
     in_file = {name for name, origin in loaded.origins.items() if origin.layer == "file"}
     assert in_file == {
-        dotted(path) for path, key in all_keys() if key.name not in unset and path[0] != "engine"
+        dotted(path)
+        for path, key in all_keys()
+        if key.name not in unset and path[:-1] not in REPEATED
     }
+
+
+@pytest.mark.parametrize("kind", SINKS)
+def test_the_example_of_each_receiver_is_right(load, kind):
+    """All keys of its paragraph at once, but for those that exclude each other."""
+    head = f"#[[notify.{kind}]]"
+    paragraph = next(part for part in example_toml().split("\n\n") if head in part)
+    either = {"url", "url_file", "token_file", "channel", "proxy"}
+    lines = [line[1:] for line in paragraph.splitlines() if re.match(r"#\w", line)]
+    kept = [line for line in lines if line.split(" ")[0] not in either]
+    loaded = load(f"[[notify.{kind}]]\n" + "\n".join(kept), strict=True)
+    (example,) = loaded.config.notify.sinks
+    assert type(example) is SINKS[kind]
+    assert example.name == "oncall"
+    assert loaded.warnings == ()
+    assert example.quiet_hours == "22:00-07:00"
+
+
+def test_receivers_are_told_apart_by_name(load):
+    one = '[[notify.webhook]]\nname = "a"\nurl = "http://h/x"\n'
+    (problem,) = problems(load, one + '[[notify.slack]]\nname = "a"\n')
+    assert "notify.webhook.0.name a is taken by an earlier receiver" in problem
+    (problem,) = problems(load, '[[notify.slack]]\nmin_severity = "info"')
+    assert "notify.slack.0.name is missing" in problem
+
+
+def test_labels_come_from_tables_and_from_text(load):
+    text = '[notify]\nlabels = { site = "fra1" }\n[[engine]]\nname = "a"\nport = 1\n'
+    loaded = load(text, {"OOMWATCH_ENGINE__0__LABELS": "team=chat, tier = gold"})
+    assert loaded.config.notify.labels == {"site": "fra1"}
+    assert loaded.config.engines[0].labels == {"team": "chat", "tier": "gold"}
+    shown = {entry["key"]: entry["value"] for entry in merged_json(loaded.config, loaded.origins)}
+    assert shown["engine.0.labels"] == {"team": "chat", "tier": "gold"}
+    for wrong in ('{ "a b" = "c" }', '{ a = "" }', "{ a = 1 }", '"a"', '{ a = "b\\nc" }'):
+        (problem,) = problems(load, f"[notify]\nlabels = {wrong}")
+        assert "notify.labels" in problem
 
 
 def test_the_examples_of_keys_without_a_default_are_right(load):
@@ -630,7 +679,7 @@ def test_names_of_fields_carry_their_units():
 
 def test_the_walk_over_a_configuration_meets_every_key():
     walked = {dotted(path) for path, _, _ in in_force(Config())}
-    assert walked == {dotted(path) for path, _ in all_keys() if path[0] != "engine"}
+    assert walked == {dotted(path) for path, _ in all_keys() if path[:-1] not in REPEATED}
     assert all(isinstance(member, Key) or member.cls for member in members(Config))
 
 
@@ -711,7 +760,7 @@ def test_default_is_the_example_file():
     done = run("default")
     assert done.stdout == example_toml()
     keys = {entry["key"] for entry in json.loads(run("default", "--json").stdout)["settings"]}
-    assert keys == {dotted(path) for path, _ in all_keys() if path[0] != "engine"}
+    assert keys == {dotted(path) for path, _ in all_keys() if path[:-1] not in REPEATED}
 
 
 def test_control_characters_do_not_reach_the_terminal(tmp_path):

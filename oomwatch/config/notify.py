@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
 from oomwatch.config.fields import Problem, count, duration, key, switch
+from oomwatch.config.labels import Labels
 from oomwatch.config.values import Choice, FilePath, Names, Text, Texts, Url
 
 SEVERITIES: Final = ("critical", "warning", "info")
@@ -35,6 +36,12 @@ class SinkConfig:
         "Only incidents of these classes: startup, long_context, irregular, not_oom.",
         '["startup", "long_context"]',
     )
+    causes: tuple[str, ...] = key(
+        Texts(r"[a-z][a-z0-9_]{1,60}", "kv_saturation"),
+        (),
+        "Only incidents of these causes, as `oomwatch explain` lists them.",
+        '["kv_saturation", "host_oom_kill"]',
+    )
     engines: tuple[str, ...] = key(
         Texts(r"[^\s]{1,200}", "chat-*"),
         (),
@@ -56,7 +63,8 @@ class SinkConfig:
     quiet_hours: str | None = key(
         Text(r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d", "22:00-07:00"),
         None,
-        "Between these times of the host's clock only critical messages are sent; the others wait.",
+        "Between these times of the host's clock only critical messages are sent; the others wait "
+        "until its end.",
         '"22:00-07:00"',
     )
     escalate_after_seconds: float = duration(
@@ -92,6 +100,19 @@ class SinkConfig:
 class NotifySettings:
     """When something is told, and when not again. Receivers are tables such as [[notify.slack]]."""
 
+    labels: Mapping[str, str] = key(
+        Labels(),
+        {},
+        "Labels of all incidents of this host, for filters, silences and receivers.",
+        '{ site = "fra1" }',
+    )
+    runbook_url: str | None = key(
+        Url(("http", "https", "file"), "https://runbooks.internal/oomwatch/{cause}"),
+        None,
+        "Where the pages of the causes are; {cause} stands for the cause's id. Not set: messages "
+        "say `oomwatch explain CAUSE`, which needs no network.",
+        '"https://runbooks.internal/oomwatch/{cause}"',
+    )
     cooldown_seconds: float = duration(
         "5min",
         "An incident that comes back so soon after its end is told only if it stays.",
@@ -105,6 +126,12 @@ class NotifySettings:
         100,
     )
     flap_window_seconds: float = duration("1h", "See `flap_count`.", "1min", "1d")
+    retry_interval_seconds: float = duration(
+        "5s",
+        "The pause after a failed attempt; after more of them it grows, up to 180 times that.",
+        "100ms",
+        "10min",
+    )
     group_limit: int = count(
         3,
         "After so many messages of one host within `group_window` people get the rest as one "

@@ -25,6 +25,8 @@ from oomwatch.config.fields import (
     size,
     switch,
 )
+from oomwatch.config.labels import Labels
+from oomwatch.config.receivers import NotifyConfig
 from oomwatch.config.values import Choice, FilePath, Headers, Names, Number, Text, Url
 from oomwatch.units import KIB, MIB
 
@@ -253,6 +255,13 @@ class EngineConfig:
         "Its log file. Not set: found where the process writes.",
         '"/var/log/vllm/chat.log"',
     )
+    labels: Mapping[str, str] = key(
+        Labels(),
+        {},
+        "Labels of its incidents, for filters, silences and receivers; they win over those of "
+        "[notify].",
+        '{ team = "chat" }',
+    )
 
     def problems(self) -> Iterator[Problem]:
         """A name, and something to find it by."""
@@ -351,6 +360,7 @@ class Config:
     detect: DetectConfig = section(DetectConfig)
     forecast: ForecastConfig = section(ForecastConfig)
     incidents: IncidentsConfig = section(IncidentsConfig)
+    notify: NotifyConfig = section(NotifyConfig)
     export: ExportConfig = section(ExportConfig)
     privacy: PrivacyConfig = section(PrivacyConfig)
 

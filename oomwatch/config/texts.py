@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from oomwatch.config.fields import Key, Section, members
+from oomwatch.config.labels import Labels
 from oomwatch.config.layers import PREFIX, KeyPath, Origin, dotted
 from oomwatch.config.schema import SCHEMA_VERSION, Config
 from oomwatch.config.values import hide_url, url_has_secret
@@ -78,7 +79,9 @@ def _has_default(key: Key) -> bool:
 
 
 def _shown_default(key: Key) -> str:
-    shown: str = key.kind.show(key.default) if _has_default(key) else key.example or '""'
+    if key.example is not None and not key.default:
+        return key.example
+    shown: str = key.kind.show(key.default) if _has_default(key) else '""'
     return shown
 
 
@@ -133,7 +136,7 @@ def merged_json(config: Config, origins: Mapping[str, Origin]) -> list[dict[str,
         entries.append(
             {
                 "key": dotted(path),
-                "value": _plain(value),
+                "value": _plain(key, value),
                 "unit": {"_seconds": "seconds", "_bytes": "bytes", "_ratio": "ratio"}.get(
                     key.kind.suffix
                 ),
@@ -146,7 +149,9 @@ def merged_json(config: Config, origins: Mapping[str, Origin]) -> list[dict[str,
     return entries
 
 
-def _plain(value: Any) -> Any:
+def _plain(key: Key, value: Any) -> Any:
+    if isinstance(key.kind, Labels):
+        return dict(value)
     if isinstance(value, Mapping):
         return dict.fromkeys(value, "***")
     if isinstance(value, str) and "://" in value and url_has_secret(value):
