@@ -6,6 +6,7 @@ before there is a diagnosis, what set the incident off speaks for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -230,7 +231,8 @@ def _eta_seconds(incident: StoredIncident, lead: Incident | Risk | None) -> floa
     if isinstance(lead, Risk) and lead.eta_seconds is not None:
         return lead.eta_seconds
     told: list[Any] = [trigger.values.get("eta_seconds") for trigger in incident.triggers]
-    return next((float(eta) for eta in reversed(told) if isinstance(eta, int | float)), None)
+    known = [eta for eta in told if isinstance(eta, int | float) and math.isfinite(eta)]
+    return float(known[-1]) if known else None
 
 
 def _runbook(base: str, cause: str | None) -> str | None:
