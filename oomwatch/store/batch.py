@@ -10,7 +10,7 @@ import collections
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Connection, literal, update
+from sqlalchemy import BigInteger, Connection, bindparam, update
 
 from oomwatch.records import (
     EngineSample,
@@ -43,6 +43,15 @@ SAME_EVERY_MS: Final = 10_000
 EXTRA_EVERY_MS: Final = 60_000
 _REMEMBERED: Final = 8192
 _USUAL_STATES: Final = {"R", "S", "I"}  # running, sleeping, idle: they change all the time
+
+_MARK: Final = schema.rollup_mark
+_FIRST: Final = bindparam("first", type_=BigInteger)
+# Built once: it is run with every batch, and building it takes longer than running it.
+_PULL_BACK: Final = (
+    update(_MARK)
+    .where(_MARK.c.host_id == bindparam("host"), _MARK.c.until_ms > _FIRST)
+    .values(until_ms=_FIRST - _FIRST % (_MARK.c.step * 1000))
+)
 
 Rows = dict[schema.SampleTable, list[dict[str, Any]]]
 
@@ -155,13 +164,8 @@ class Recorder:
         times = [row["ts_ms"] for values in rows.values() for row in values]
         if not times:
             return
-        mark, width = schema.rollup_mark, schema.rollup_mark.c.step * 1000
-        first = literal(min(times), BigInteger)
-        connection.execute(
-            update(mark)
-            .where(mark.c.host_id == self.names.host_id(connection), mark.c.until_ms > first)
-            .values(until_ms=first - first % width)
-        )
+        host = self.names.host_id(connection)
+        connection.execute(_PULL_BACK, {"host": host, "first": min(times)})
 
     def _event_row(self, connection: Connection, pending: PendingEvent) -> dict[str, Any]:
         at = pending.event.at
@@ -177,10 +181,11 @@ class Recorder:
 
     def _save_position(self, connection: Connection, position: Position) -> None:
         connection.execute(
-            upsert(connection, schema.follower_position).values(
-                host_id=self.names.host_id(connection),
-                source=plain(position.source),
-                position=to_json(position.position),
-                updated_ms=position.ts_ms,
-            )
+            upsert(connection, schema.follower_position),
+            {
+                "host_id": self.names.host_id(connection),
+                "source": plain(position.source),
+                "position": to_json(position.position),
+                "updated_ms": position.ts_ms,
+            },
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from sqlalchemy import Connection, Insert, Select, Table, func
@@ -10,8 +11,7 @@ from sqlalchemy.dialects import sqlite
 
 def insert_new(connection: Connection, table: Table) -> Insert:
     """An INSERT that leaves rows alone whose key is there: writing twice is writing once."""
-    insert: Insert = _insert(connection, table).on_conflict_do_nothing()
-    return insert
+    return _new(connection.dialect.name, table)
 
 
 def upsert(connection: Connection, table: Table, *, keeping: tuple[str, ...] = ()) -> Insert:
@@ -19,17 +19,30 @@ def upsert(connection: Connection, table: Table, *, keeping: tuple[str, ...] = (
 
     Of the columns in `keeping` the stored value stays where the new row has none.
     """
-    return _replacing(_insert(connection, table), table, keeping)
+    return _upsert(connection.dialect.name, table, keeping)
 
 
 def upsert_rows(connection: Connection, table: Table, rows: Select[Any]) -> Insert:
     """The same with the rows of a query, whose columns are those of the table in their order."""
     names = [column.name for column in table.columns]
-    return _replacing(_insert(connection, table).from_select(names, rows), table)
+    insert = _insert(connection.dialect.name, table)
+    return _replacing(insert.from_select(names, rows), table)
 
 
-def _insert(connection: Connection, table: Table) -> Any:
-    if connection.dialect.name == "postgresql":
+# A batch a second is written with the same few statements; building one takes longer than running.
+@functools.cache
+def _new(dialect: str, table: Table) -> Insert:
+    insert: Insert = _insert(dialect, table).on_conflict_do_nothing()
+    return insert
+
+
+@functools.cache
+def _upsert(dialect: str, table: Table, keeping: tuple[str, ...]) -> Insert:
+    return _replacing(_insert(dialect, table), table, keeping)
+
+
+def _insert(dialect: str, table: Table) -> Any:
+    if dialect == "postgresql":
         # 2 MB of memory that an agent with a file does not need.
         from sqlalchemy.dialects import postgresql  # noqa: PLC0415
 
