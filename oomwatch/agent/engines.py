@@ -52,6 +52,8 @@ class WatchedEngine:
     """Its last reading."""
     page_monotonic: float | None = None
     """When its page was last read."""
+    first_pool: str = "0"
+    """What its page calls the first of its pools, whose samples go by the engine's id."""
     answer_seconds: float | None = None
     """How long that took."""
     settled: bool = False

@@ -115,6 +115,7 @@ class Feeds:
         engine = self._table.get(engine_id)
         if engine is not None:
             engine.page_monotonic, engine.answer_seconds = now, answer_seconds
+            engine.first_pool = samples[0].engine if samples else engine.first_pool
         self._writer.put(named)
         self._mailbox.put(PageRead(now, engine_id, named))
 

@@ -23,12 +23,16 @@ from oomwatch import __version__, sdnotify
 from oomwatch.agent.detector import Detector
 from oomwatch.agent.engines import EngineTable
 from oomwatch.agent.explain import Explainer
+from oomwatch.agent.exporting import Exporting
 from oomwatch.agent.feeds import Feeds
+from oomwatch.agent.figures import Figures
 from oomwatch.agent.following import Following
 from oomwatch.agent.logs import LogFollowers
 from oomwatch.agent.messages import Discovered, Mailbox, Reconfigured, TellingLines
+from oomwatch.agent.own_figures import OwnFigures
 from oomwatch.agent.own_usage import OwnUsageMeter
 from oomwatch.agent.retention import retention_of
+from oomwatch.agent.start_facts import StartFacts
 from oomwatch.config import Config, ConfigError, Loaded, load_config
 from oomwatch.config.secrets import store_address
 from oomwatch.detect.incidents import IncidentBook
@@ -88,6 +92,12 @@ class Agent:
         self.feeds = Feeds(self.config, self.table, self.writer, self.mailbox, self._stop)
         self.detector: Detector | None = None
         self.following: Following | None = None
+        self.own = OwnFigures(self.mailbox, self.writer, self.address, self.stuck)
+        self.figures = Figures(
+            self.host, self.table, self.feeds, lambda: self.detector, self.own.figures
+        )
+        facts = StartFacts(self.host, self.table)
+        self.exporting = Exporting(self.config, self.figures, self.own, facts)
 
     # ---------------------------------------------------------------- life
     def start(self) -> None:
@@ -114,6 +124,8 @@ class Agent:
             last_reading=lambda: self.feeds.last_reading,
             stop=self._stop,
         )
+        self.figures.incidents.start(known)
+        self.feeds.on_reading = self.figures.on_reading
         if self.config.sources.nvml:
             self.feeds.start_sampler()
         self._thread("detector", lambda: self._detect(detector))
@@ -124,6 +136,7 @@ class Agent:
             self._thread("kernel", self.feeds.watch_kernel)
         if self.config.discovery.enabled or self.config.engines:
             self._thread("discovery", following.search)
+        self.exporting.start()
         self._start_scheduler()
 
     def run(self) -> int:
@@ -155,6 +168,7 @@ class Agent:
         sdnotify.stopping("writing what is left")
         self._stop.set()
         deadline = time.monotonic() + _END_SECONDS
+        self.exporting.close()
         if self.following is not None:
             self.following.close()
         if self.feeds.sampler is not None:
@@ -206,7 +220,9 @@ class Agent:
         except (ConfigError, OomwatchError) as error:
             _LOG.error("the configuration is wrong and the old one stays: %s", error)
             sdnotify.ready(f"old configuration, the new one is wrong: {error}")
+            self.own.reload_ok = False
             return False
+        self.own.reload_ok = True
         if loaded.config.store != self.config.store:
             _LOG.warning("[store] has changed: that takes effect with the next start")
         self.config = dataclasses.replace(loaded.config, store=self.config.store)
@@ -214,6 +230,7 @@ class Agent:
         self.mailbox.put(Reconfigured(time.monotonic(), self.config))
         if self.following is not None:
             self.following.reconfigure(self.config)
+        self.exporting.reconfigure(self.config)
         _LOG.info("the configuration was read anew")
         sdnotify.ready(self.status_line())
         return True

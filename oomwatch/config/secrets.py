@@ -25,15 +25,7 @@ def read_secret(name: str, key: str, environ: Mapping[str, str] | None = None) -
         ConfigError: there is no such file, or it cannot be the secret.
 
     """
-    environ = os.environ if environ is None else environ
-    path = Path(name)
-    if "/" not in name:
-        directory = first_directory(environ, "CREDENTIALS_DIRECTORY")
-        if directory is None:
-            raise ConfigError(
-                [f"{key} names the credential {name}, and systemd passed none: add LoadCredential="]
-            )
-        path = directory / name
+    path = secret_path(name, key, environ)
     try:
         with path.open("rb") as file:
             data = file.read(_LONGEST_BYTES + 1)
@@ -51,6 +43,23 @@ def read_secret(name: str, key: str, environ: Mapping[str, str] | None = None) -
     return text
 
 
+def secret_path(name: str, key: str, environ: Mapping[str, str] | None = None) -> Path:
+    """Where a secret file is: a path, or a bare name that systemd has passed a credential by.
+
+    Raises:
+        ConfigError: systemd has passed none.
+
+    """
+    if "/" in name:
+        return Path(name)
+    directory = first_directory(os.environ if environ is None else environ, "CREDENTIALS_DIRECTORY")
+    if directory is None:
+        raise ConfigError(
+            [f"{key} names the credential {name}, and systemd passed none: add LoadCredential="]
+        )
+    return directory / name
+
+
 def engine_headers(
     engine: EngineConfig, environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
@@ -63,12 +72,22 @@ def engine_headers(
     headers = dict(engine.headers)
     if engine.headers_file is not None:
         key = f"headers_file of engine {engine.name}"
-        text = read_secret(engine.headers_file, key, environ)
-        try:
-            headers.update(parse_headers(text))
-        except ValueError as error:
-            raise ConfigError([f"{key}: {engine.headers_file} {error}"]) from None
+        headers.update(headers_in(engine.headers_file, key, environ))
     return headers
+
+
+def headers_in(name: str, key: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The headers of a secret file; `key` is the key that names it.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not one of headers.
+
+    """
+    text = read_secret(name, key, environ)
+    try:
+        return parse_headers(text)
+    except ValueError as error:
+        raise ConfigError([f"{key}: {name} {error}"]) from None
 
 
 def store_address(config: Config, environ: Mapping[str, str] | None = None) -> str:

@@ -52,10 +52,10 @@ class LabelCache:
 NONE: Final = Labels(())
 
 
-def fit(value: str) -> str:
+def fit(value: str, longest: int = _MOST_CHARACTERS) -> str:
     """A value of one line or more that neither a page nor a terminal stumbles over."""
-    if len(value) > _MOST_CHARACTERS:
-        value = value[: _MOST_CHARACTERS - 1] + "…"
+    if len(value) > longest:
+        value = value[: longest - 1] + "…"
     return _UNFIT.sub("?", value)
 
 

@@ -82,7 +82,8 @@ class EngineFigures:
 class ForecastFigures:
     """In which time a resource will be used up."""
 
-    resource: Literal["gpu", "kv", "host"]
+    resource: str
+    """gpu, kv or host."""
     eta_seconds: float
     engine_id: str | None = None
     gpu: int | None = None

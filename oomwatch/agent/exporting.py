@@ -1,0 +1,173 @@
+"""Serves, writes and sends the agent's figures, each in a thread of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Final, Protocol
+
+from oomwatch.agent.figures import Figures
+from oomwatch.agent.otlp_feed import OtlpFeed
+from oomwatch.agent.own_figures import OwnFigures
+from oomwatch.agent.repeat import Repeat
+from oomwatch.agent.runbooks import runbook
+from oomwatch.agent.start_facts import StartFacts
+from oomwatch.config import Config, ConfigError
+from oomwatch.config.export import ExportConfig
+from oomwatch.export.access import load_access
+from oomwatch.export.families import Exporter
+from oomwatch.export.samples import Samples
+from oomwatch.export.server import MetricsServer
+from oomwatch.export.site import Site
+from oomwatch.export.snapshot import Snapshot
+from oomwatch.export.text import Format, render
+from oomwatch.export.textfile import remove_textfile, write_textfile
+
+_LOG = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final = 2.0
+
+
+class Part(Protocol):
+    """One way out for the figures."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def close(self) -> None:
+        """End; what hangs is not waited for."""
+
+
+class Exporting:
+    """From `start` to `close`. What is wrong with one way out is said, and the others go on."""
+
+    def __init__(
+        self,
+        config: Config,
+        figures: Figures,
+        own: OwnFigures,
+        facts: StartFacts,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._config = config.export
+        self._figures = figures
+        self._own = own
+        self._facts = facts
+        self._environ = os.environ if environ is None else environ
+        self._lock = threading.Lock()
+        self._exporter = Exporter()
+        self._site = Site(self.page, figures.is_ready, runbook)
+        self._look = Repeat("export", _LOOK_SECONDS, self._look_around)
+        self._parts: list[Part] = []
+
+    # ---------------------------------------------------------------- life
+    def start(self) -> None:
+        """Serve, write and send from now on."""
+        self._look.start()
+        self._open()
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._look.close()
+        for part in self._parts:
+            part.close()
+
+    def reconfigure(self, config: Config) -> None:
+        """Use another configuration from now on; certificates and users are read anew."""
+        if config.export == self._config and config.export.tls_certificate_file is None:
+            return
+        for part in self._parts:
+            part.close()
+        self._config = config.export
+        self._open()
+
+    def _open(self) -> None:
+        config = self._config
+        self._figures.process_ids = config.process_ids
+        with self._lock:
+            self._exporter = Exporter(dcgm_labels=config.dcgm_labels)
+        self._parts = [*self._servers(config), *self._others(config)]
+        for part in self._parts:
+            part.start()
+
+    def _servers(self, config: ExportConfig) -> Iterator[MetricsServer]:
+        try:
+            access = load_access(config, self._environ)
+        except ConfigError as error:
+            _LOG.error("metrics are not served: %s; `oomwatch config check`, then reload", error)
+            return
+        for address in config.listen:
+            yield MetricsServer(address, self._site, access)
+
+    def _others(self, config: ExportConfig) -> Iterator[Part]:
+        if config.textfile is not None:
+            yield Textfile(config.textfile, config.textfile_interval_seconds, self)
+        if config.otlp.enabled:
+            try:
+                yield OtlpFeed(config.otlp, self, self._figures, self._environ)
+            except ConfigError as error:
+                _LOG.error("nothing is sent to the collector: %s", error)
+
+    # ---------------------------------------------------------------- figures
+    def page(self, form: Format, asking: str) -> bytes | None:
+        """The page for whoever asks; None before the first look at everything."""
+        begun = time.perf_counter()
+        made = self.samples(asking)
+        if made is None:
+            return None
+        page = render(made[1], form)
+        self._own.page_seconds = time.perf_counter() - begun
+        return page
+
+    def samples(self, asking: str) -> tuple[Snapshot, Samples] | None:
+        """What the page is made of, and the snapshot behind it."""
+        with self._lock:
+            snapshot = self._figures.snapshot(asking)
+            return None if snapshot is None else (snapshot, self._exporter.samples(snapshot))
+
+    def _look_around(self) -> None:
+        """Look at what no page may wait for: our own process, files, the logs of new starts."""
+        self._own.look()
+        with self._lock:
+            self._figures.look()
+        self._figures.components = self._facts.look()
+
+
+@dataclasses.dataclass(slots=True)
+class Textfile:
+    """Writes the page to a file again and again, and takes it away at the end."""
+
+    path: str
+    interval_seconds: float
+    exporting: Exporting
+    _repeat: Repeat = dataclasses.field(init=False)
+    _said: str = ""
+
+    def __post_init__(self) -> None:
+        self._repeat = Repeat("textfile", self.interval_seconds, self._write)
+
+    def start(self) -> None:
+        """Write now, and then on."""
+        self._repeat.start()
+
+    def close(self) -> None:
+        """Write no more."""
+        self._repeat.close()
+        remove_textfile(self.path)
+
+    def _write(self) -> None:
+        page = self.exporting.page("text", "textfile")
+        if page is None:
+            return
+        try:
+            write_textfile(self.path, page)
+            said = ""
+        except OSError as error:
+            said = f"export.textfile: {self.path}: {error.strerror or error}"
+        if said and said != self._said:
+            _LOG.warning("%s; it is tried again", said)
+        self._said = said

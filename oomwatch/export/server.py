@@ -1,0 +1,240 @@
+"""Serves the site at one address: over TCP, with or without TLS, or over a Unix socket.
+
+Small and strict, since it runs inside a program that has better things to do: one request a
+connection, few at a time, each within a fixed time. When all places are taken the one that takes
+longest loses its own, so that clients that are slow on purpose lock nobody out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http
+import logging
+import os
+import socket
+import ssl
+import stat
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from oomwatch.export.access import Access
+from oomwatch.export.request import BadRequestError, Request, read_request
+from oomwatch.export.site import Answer, Site, plain
+
+_LOG = logging.getLogger(__name__)
+
+_MOST_AT_ONCE: Final = 8
+_REQUEST_SECONDS: Final = 5.0
+_ANSWER_SECONDS: Final = 10.0
+_LINGER_SECONDS: Final = 0.2
+_RETRY_SECONDS: Final = 5.0
+_BACKLOG: Final = 64
+_SOCKET_MODE: Final = 0o660
+_CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="oomwatch"'}
+_OPEN_PATHS: Final = frozenset({"/-/healthy", "/-/ready"})
+"""A probe has no password, and learns nothing that a connection does not tell."""
+
+
+class MetricsServer:
+    """One address; from `start` on until `close`, whether it is free already or not."""
+
+    def __init__(self, address: str, site: Site, access: Access) -> None:
+        """`address`: ``HOST:PORT`` or ``unix:/path``; TLS and users are for the first only."""
+        self.address = address
+        self._site = site
+        self._is_unix = address.startswith("unix:")
+        self._access = Access() if self._is_unix else access
+        self._closing = threading.Event()
+        self._listener: socket.socket | None = None
+        self._lock = threading.Lock()
+        self._serving: dict[socket.socket, float] = {}
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self.bound = threading.Event()
+        """Set while it listens."""
+
+    @property
+    def port(self) -> int | None:
+        """The TCP port that it listens at."""
+        listener = self._listener
+        return None if listener is None or self._is_unix else int(listener.getsockname()[1])
+
+    def start(self) -> None:
+        """Listen; an address that is taken is tried again until it is free."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no more, and let go of those who are being served."""
+        self._closing.set()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+            if self._is_unix:
+                with contextlib.suppress(OSError):
+                    Path(self.address.removeprefix("unix:")).unlink()
+        with self._lock:
+            for connection in self._serving:
+                _cut(connection)
+        if self._thread.is_alive():
+            self._thread.join(0.2)
+
+    # ---------------------------------------------------------------- the thread that listens
+    def _run(self) -> None:
+        said = ""
+        while not self._closing.is_set():
+            try:
+                listener = listen(self.address)
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+                if reason != said:
+                    _LOG.warning("export.listen: %s: %s; it is tried again", self.address, reason)
+                said = reason
+                self._closing.wait(_RETRY_SECONDS)
+                continue
+            said = ""
+            self._listener = listener
+            if self._closing.is_set():
+                listener.close()
+                return
+            _LOG.info("metrics are served at %s", self.address)
+            self.bound.set()
+            self._accept(listener)
+            self.bound.clear()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while not self._closing.is_set():
+            try:
+                connection, peer = listener.accept()
+            except OSError as error:
+                if self._closing.is_set() or error.errno in {errno.EBADF, errno.EINVAL}:
+                    return
+                self._closing.wait(0.1)  # no descriptors left, or the client has gone
+                continue
+            with self._lock:
+                self._serving[connection] = time.monotonic()
+                if len(self._serving) > _MOST_AT_ONCE:
+                    _cut(min(self._serving, key=self._serving.__getitem__))
+            name = "unix" if self._is_unix else str(peer[0])
+            try:
+                threading.Thread(
+                    target=self._serve, args=(connection, name), name="scrape", daemon=True
+                ).start()
+            except RuntimeError:  # no more threads are to be had
+                with self._lock:
+                    del self._serving[connection]
+                connection.close()
+
+    # ---------------------------------------------------------------- one thread a connection
+    def _serve(self, connection: socket.socket, peer: str) -> None:
+        wrapped = connection
+        try:
+            connection.settimeout(_REQUEST_SECONDS)
+            if self._access.tls is not None:
+                wrapped = self._access.tls.wrap_socket(connection, server_side=True)
+            try:
+                request = read_request(wrapped, time.monotonic() + _REQUEST_SECONDS, peer)
+                answer = self._answer(request)
+                has_body = request.method != "HEAD"
+            except BadRequestError as error:
+                answer, has_body = plain(error.status, "this request is not understood"), True
+            wrapped.settimeout(_ANSWER_SECONDS)
+            wrapped.sendall(_head(answer) + (answer.body if has_body else b""))
+            _end(wrapped)
+        except (OSError, ssl.SSLError):  # the client has gone, or speaks another protocol
+            pass
+        finally:
+            with self._lock:
+                self._serving.pop(connection, None)
+            wrapped.close()
+            connection.close()
+
+    def _answer(self, request: Request) -> Answer:
+        if request.path not in _OPEN_PATHS and not self._access.admits(
+            request.header("authorization")
+        ):
+            return plain(401, "a user and password are needed", _CHALLENGE)
+        try:
+            return self._site.answer(request)
+        except Exception:  # noqa: BLE001 - a fault of ours is told, and is no reason to be silent
+            _LOG.exception("answering %s", request.path)
+            return plain(500, "internal error; the agent's log has details")
+
+
+def listen(address: str) -> socket.socket:
+    """A socket that listens at ``HOST:PORT`` or ``unix:/path``.
+
+    Raises:
+        OSError: it is taken, or cannot be had; ValueError: there is no such address.
+
+    """
+    if address.startswith("unix:"):
+        return _listen_unix(address.removeprefix("unix:"))
+    host, _, port = address.rpartition(":")
+    found = socket.getaddrinfo(
+        host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    family, kind, protocol, _, place = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _listen_unix(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if _is_left_behind(path):
+            Path(path).unlink()
+        listener.bind(path)
+        os.chmod(path, _SOCKET_MODE)  # noqa: PTH101 - a socket, not a file
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _is_left_behind(path: str) -> bool:
+    """Whether it is a socket that nobody listens at any more."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            return False
+    except OSError:
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(path) == errno.ECONNREFUSED
+
+
+def _head(answer: Answer) -> bytes:
+    lines = [
+        f"HTTP/1.1 {answer.status} {http.HTTPStatus(answer.status).phrase}",
+        f"Content-Type: {answer.content_type}",
+        f"Content-Length: {len(answer.body)}",
+        "Connection: close",
+        "X-Content-Type-Options: nosniff",
+        *(f"{name}: {value}" for name, value in answer.headers.items()),
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def _end(connection: socket.socket) -> None:
+    """Say that this was all; what the client still sends must not make the kernel take it back."""
+    if not isinstance(connection, ssl.SSLSocket):
+        connection.shutdown(socket.SHUT_WR)
+    connection.settimeout(_LINGER_SECONDS)
+    connection.recv(65536)
+
+
+def _cut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
