@@ -416,4 +416,6 @@ class _Source:
                 return self._stream.read(limit)
             except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile):
                 return b""
-        return os.pread(self._stream.fileno(), limit, self._offset)
+        there = self._size() - self._offset
+        # A read of as much as there may be makes room for a megabyte, many times a second.
+        return os.pread(self._stream.fileno(), min(limit, there), self._offset) if there > 0 else b""
