@@ -88,6 +88,8 @@ class HttpClient:
                     return self._too_late(place)
                 return self._failed(error, place)
             with response:
+                if deadline.passed:  # what was cut off looks like the end of the answer's head
+                    return self._too_late(place)
                 return Answer(
                     response.status_code,
                     {name.lower(): value for name, value in response.headers.items()},
