@@ -29,6 +29,7 @@ from oomwatch.agent.figures import Figures
 from oomwatch.agent.following import Following
 from oomwatch.agent.logs import LogFollowers
 from oomwatch.agent.messages import Discovered, Mailbox, Reconfigured, TellingLines
+from oomwatch.agent.notifying import Notifier
 from oomwatch.agent.own_figures import OwnFigures
 from oomwatch.agent.own_usage import OwnUsageMeter
 from oomwatch.agent.retention import retention_of
@@ -87,6 +88,7 @@ class Agent:
             on_status=self._on_store,
             interval_seconds=store.commit_interval_seconds,
         )
+        self.notifier = Notifier(self.config, self.host, self.writer)
         self.mailbox = Mailbox(self.config.agent.queue_size)
         self.table = EngineTable()
         self.feeds = Feeds(self.config, self.table, self.writer, self.mailbox, self._stop)
@@ -113,7 +115,7 @@ class Agent:
         explainer = Explainer(self.host, self._read_window)
         now = time.monotonic()
         book = IncidentBook(self.host, self.config.incidents, known, now=now)
-        detector = self.detector = Detector(self.config, self.table, explainer, self.writer, book)
+        detector = self.detector = Detector(self.config, self.table, explainer, self.notifier, book)
         logs = LogFollowers(self.config.sources, self.writer, self._telling_lines, positions)
         following = self.following = Following(
             self.config,
@@ -128,6 +130,8 @@ class Agent:
         self.feeds.on_reading = self.figures.on_reading
         if self.config.sources.nvml:
             self.feeds.start_sampler()
+        self.notifier.start()
+        self._thread("notify", lambda: self.notifier.run(self._stop))
         self._thread("detector", lambda: self._detect(detector))
         self._thread("host", self.feeds.watch_host)
         self._thread("logs", lambda: logs.run(self._stop))
@@ -228,6 +232,7 @@ class Agent:
         self.config = dataclasses.replace(loaded.config, store=self.config.store)
         self.feeds.config = self.config
         self.mailbox.put(Reconfigured(time.monotonic(), self.config))
+        self.notifier.reconfigure(self.config)
         if self.following is not None:
             self.following.reconfigure(self.config)
         self.exporting.reconfigure(self.config)
@@ -245,6 +250,7 @@ class Agent:
                     *list_incidents(connection, since=lately, limit=_MOST_KNOWN),
                 )
                 incidents = [i for i in known if i.host in {None, self.host}]
+                self.notifier.read(connection, incidents)
                 return incidents, read_positions(connection, self.host)
         except OomwatchError as error:
             _LOG.warning("what was stored before cannot be read: %s", error)
@@ -359,6 +365,7 @@ class Agent:
             parts.append(f"{lost + self.mailbox.dropped_total} records dropped")
         if self.feeds.driver_silent:
             parts.append("DRIVER SILENT")
+        parts += self.notifier.troubles()
         return ", ".join(parts)
 
 

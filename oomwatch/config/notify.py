@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from oomwatch.config.fields import Problem, count, duration, key, switch
 from oomwatch.config.labels import Labels
@@ -19,6 +19,8 @@ IncidentClass = Literal["startup", "long_context", "irregular", "not_oom"]
 @dataclasses.dataclass(frozen=True, slots=True)
 class SinkConfig:
     """What every receiver of messages can be told. Filters that are given must all match."""
+
+    kind: ClassVar[str] = ""
 
     name: str | None = key(
         Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "oncall"),

@@ -1,0 +1,355 @@
+"""From incidents to messages: the policy asked at every change and in time, its answers delivered.
+
+It stands between the detector and the store: an incident and the messages about it are handed to
+the writer as one, and only then to the receivers' threads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+from sqlalchemy import Connection
+
+from oomwatch.config.notify import SinkConfig
+from oomwatch.config.schema import Config
+from oomwatch.notify.delivery import Delivery, SinkStatus
+from oomwatch.notify.ledger import Change, Ledger
+from oomwatch.notify.message import incident_notice
+from oomwatch.notify.notice import IncidentNotice, Notice, notice_from_json
+from oomwatch.notify.outbox import FIRST, Outbox
+from oomwatch.notify.outcome import Sink
+from oomwatch.notify.queue import IN_TROUBLE
+from oomwatch.notify.sinks import make_sink
+from oomwatch.notify.undelivered import undelivered_message
+from oomwatch.records import IncidentExcerpt, OutboxRow, Silence, StoredIncident
+from oomwatch.report.locale import Language
+from oomwatch.store.control import last_change
+from oomwatch.store.outbox import PENDING, read_outbox
+from oomwatch.store.silences import read_acknowledged, read_silences
+from oomwatch.store.writer import Watcher
+
+_LOG = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final = 30.0
+"""The wall clock may be set: what waits for a time of day is looked at this often."""
+_MOST_ROWS: Final = 5000
+_NOT_CONFIGURED: Final = "the receiver is not configured any more"
+_QUIET_KINDS: Final = frozenset({"test", "undelivered"})
+"""Messages whose failure is told to nobody else."""
+
+
+class Recorder(Protocol):
+    """Where incidents and messages are kept."""
+
+    def save_incident(self, incident: StoredIncident, outbox: Iterable[OutboxRow] = ()) -> None:
+        """Store an incident, and messages about it with it."""
+
+    def save_outbox(self, rows: Iterable[OutboxRow]) -> None:
+        """Store messages, or what became of them."""
+
+    def save_excerpt(self, excerpt: IncidentExcerpt) -> None:
+        """Store what an incident can be judged again by."""
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell this one what was written."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Said:
+    """What people have said through the store since it was looked at last."""
+
+    silences: tuple[Silence, ...]
+    acknowledged: frozenset[str]
+    again: tuple[OutboxRow, ...]
+
+
+class Notifier:
+    """The detector's recorder, the writer's watcher, and the owner of the receivers' threads."""
+
+    def __init__(
+        self,
+        config: Config,
+        host: str,
+        recorder: Recorder,
+        *,
+        make: Callable[[SinkConfig], Sink] = make_sink,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._config, self._host, self._recorder = config, host, recorder
+        self._make, self._wall = make, wall
+        self._lock = threading.RLock()
+        self._ledger = Ledger(config.notify, self._replace)
+        self._deliveries: dict[str, Delivery] = {}
+        self._views: dict[str, dict[Language, IncidentNotice]] = {}
+        """Incidents that are open, or about which something waits, in each language in use."""
+        self._seen_change: str | None = None
+        self._said: _Said | None = None
+        self._wake = threading.Event()
+
+    # ---------------------------------------------------------------- life
+    def read(self, connection: Connection, known: Iterable[StoredIncident]) -> None:
+        """Take up what an earlier run of the agent has left in the store."""
+        pending = read_outbox(connection, host=self._host, states=PENDING, limit=_MOST_ROWS)
+        rows = {
+            row.id: row
+            for row in (*read_outbox(connection, host=self._host, limit=_MOST_ROWS), *pending)
+        }
+        self._ledger.outbox = Outbox(rows.values())
+        self.look(connection)
+        if not self._sinks():
+            return
+        for incident in known:
+            views = self._look_at(incident)
+            self._ledger.history.take(next(iter(views.values())))
+            if incident.state == "open" or self._ledger.is_unfinished(incident.id):
+                self._views[incident.id] = views
+        for row in pending:  # of incidents that the detector has forgotten
+            self._recall(row)
+
+    def start(self) -> None:
+        """Begin to send what waits."""
+        self.reconfigure(self._config)
+
+    def stop(self) -> None:
+        """Send nothing more; what waits is in the store."""
+        self._wake.set()
+        for delivery in list(self._deliveries.values()):
+            delivery.stop()
+
+    def reconfigure(self, config: Config) -> None:
+        """Use another configuration from now on; secrets are read anew."""
+        with self._lock:
+            self._config = config
+            self._ledger.reconfigure(config.notify)
+            sinks = self._sinks()
+            if sinks:
+                self._recorder.watch(self)
+            gone = self._deliveries.keys() - sinks.keys()
+            for name in gone:
+                self._deliveries.pop(name).stop()
+            changes = self._ledger.drop_others(sinks, _NOT_CONFIGURED, self._wall())
+            for name, sink in sinks.items():
+                if name in self._deliveries:
+                    self._deliveries[name].reconfigure(sink, config.notify)
+                else:
+                    self._add_delivery(name, sink)
+            changes += self._ask(self._views)
+        self._store(changes)
+
+    def _add_delivery(self, name: str, sink: SinkConfig) -> None:
+        delivery = self._deliveries[name] = Delivery(
+            sink,
+            self._config.notify,
+            make=self._make,
+            report=self._report,
+            thread_of=self._thread_of,
+            open_notices=lambda: self._open_notices(name),
+            wall=self._wall,
+        )
+        outbox = self._ledger.outbox
+        waiting = sorted(outbox.in_state("waiting", name), key=lambda row: row.created_at)
+        delivery.add(waiting, from_store=True)
+        delivery.start()
+
+    def _sinks(self) -> dict[str, SinkConfig]:
+        sinks = self._config.notify.sinks
+        return {sink.name: sink for sink in sinks if sink.enabled and sink.name is not None}
+
+    # ---------------------------------------------------------------- the detector's recorder
+    def save_incident(self, incident: StoredIncident) -> None:
+        """Store an incident, or what changed about it, and tell whom it concerns."""
+        changes: list[Change] = []
+        if self._deliveries:
+            try:
+                with self._lock:
+                    changes = self._take(incident)
+            except Exception:  # noqa: BLE001 - it is stored whatever becomes of its messages
+                _LOG.exception("the messages about %s could not be made", incident.id)
+        self._recorder.save_incident(incident, [change.row for change in changes])
+        self._queue(changes)
+        self._wake.set()
+
+    def save_excerpt(self, excerpt: IncidentExcerpt) -> None:
+        """Store what an incident can be judged again by."""
+        self._recorder.save_excerpt(excerpt)
+
+    def _take(self, incident: StoredIncident) -> list[Change]:
+        views = self._views[incident.id] = self._look_at(incident)
+        self._ledger.history.take(next(iter(views.values())))
+        return self._ask({incident.id, *self._ledger.held_for_others()})
+
+    def _look_at(self, incident: StoredIncident) -> dict[Language, IncidentNotice]:
+        settings = self._config.notify
+        engine = next((e for e in self._config.engines if e.name == incident.engine_id), None)
+        labels = {**settings.labels, **(engine.labels if engine is not None else {})}
+        return {
+            lang: incident_notice(
+                incident, labels=labels, runbook_base=settings.runbook_url or "", lang=lang
+            )
+            for lang in {_lang(sink) for sink in self._sinks().values()}
+        }
+
+    def _recall(self, row: OutboxRow) -> None:
+        if row.incident_id is None or row.incident_id in self._views or row.state != "held":
+            return
+        try:
+            (incident,) = notice_from_json(row.notice or {}).incidents
+        except (KeyError, TypeError, ValueError):
+            return
+        langs = {_lang(sink) for sink in self._sinks().values()}
+        self._views[row.incident_id] = dict.fromkeys(langs, incident)
+
+    # ---------------------------------------------------------------- the policy
+    def _ask(self, incidents: Iterable[str]) -> list[Change]:
+        """What is to be told of these incidents now; with the lock held."""
+        now, changes = self._wall(), []
+        for incident_id in list(incidents):
+            views = self._views.get(incident_id, {})
+            for name, sink in self._sinks().items():
+                view = views.get(_lang(sink))
+                if view is not None:
+                    changes += self._ledger.reconcile(view, name, sink, now)
+            over = all(view.closed_at is not None for view in views.values())
+            if over and not self._ledger.is_held(incident_id):
+                self._views.pop(incident_id, None)
+        self._ledger.outbox.forget(self._views)
+        return changes
+
+    def _replace(self, sink: str, old_id: str, row: OutboxRow | None) -> bool:
+        delivery = self._deliveries.get(sink)
+        return delivery is not None and delivery.replace(old_id, row)
+
+    def run(self, stop: threading.Event) -> None:
+        """Ask again when the time has come for something, or people have said something."""
+        while not stop.is_set():
+            self._wake.clear()
+            with self._lock:
+                said, self._said = self._said, None
+                if said is not None:
+                    changes = self._obey(said)
+                else:
+                    changes = self._ask(self._ledger.due(self._wall()))
+                waits = self._ledger.wait_seconds(self._wall())
+            self._store(changes)
+            self._wake.wait(None if waits is None else min(waits, _LOOK_SECONDS))
+
+    def _obey(self, said: _Said) -> list[Change]:
+        self._ledger.silences = said.silences
+        self._ledger.acknowledged = said.acknowledged
+        now, changes = self._wall(), []
+        for row in said.again:
+            delivery = self._deliveries.get(row.sink)
+            if delivery is not None:
+                delivery.enable()
+                fresh = dataclasses.replace(
+                    row, state="waiting", attempts=0, due_at=now, created_at=now, changed_at=now
+                )
+                self._ledger.outbox.put(fresh)
+                changes.append(Change(fresh, to_send=True))
+        return changes + self._ask(self._views)
+
+    # ---------------------------------------------------------------- the writer's watcher
+    def stored(self, outbox_ids: Sequence[str]) -> None:
+        """These messages are on disk: they may be sent."""
+        for delivery in list(self._deliveries.values()):
+            delivery.mark_stored(outbox_ids)
+
+    def look(self, connection: Connection) -> None:
+        """See whether somebody has said something."""
+        change = last_change(connection)
+        if change == self._seen_change:
+            return
+        self._seen_change = change
+        said = _Said(
+            read_silences(connection, self._wall()),
+            read_acknowledged(connection),
+            read_outbox(connection, host=self._host, states=["retry"]),
+        )
+        with self._lock:
+            self._said = said
+        self._wake.set()
+
+    # ---------------------------------------------------------------- the receivers' threads
+    def _store(self, changes: Sequence[Change]) -> None:
+        if changes:
+            self._recorder.save_outbox([change.row for change in changes])
+            self._queue(changes)
+
+    def _queue(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            delivery = self._deliveries.get(change.row.sink)
+            if change.to_send and delivery is not None:
+                delivery.add([change.row])
+
+    def _report(self, rows: Sequence[OutboxRow]) -> None:
+        """Take what became of messages."""
+        changes = [Change(row) for row in rows]
+        with self._lock:
+            for row in rows:
+                self._ledger.outbox.put(row)
+            for row in rows:
+                if row.state == "failed" and row.kind not in _QUIET_KINDS:
+                    changes += self._ledger.drop_followers(row, self._wall())
+                    changes += self._tell_others(row)
+        self._store(changes)
+
+    def _tell_others(self, row: OutboxRow) -> list[Change]:
+        """A message that was lost is told to the other receivers, once an hour for each."""
+        changes = []
+        for name, delivery in self._deliveries.items():
+            if name == row.sink or delivery.status.disabled is not None:
+                continue
+            told = undelivered_message(row, name, self._wall())
+            if self._ledger.outbox.get(told.id) is None:
+                self._ledger.outbox.put(told)
+                changes.append(Change(told, to_send=True))
+        return changes
+
+    def _thread_of(self, row: OutboxRow) -> str | None:
+        if row.incident_id is None or row.kind in FIRST:
+            return None
+        first = self._ledger.outbox.first(row.incident_id, row.sink)
+        return None if first is None else first.reference
+
+    def _open_notices(self, name: str) -> list[Notice]:
+        """The open incidents that a receiver knows of."""
+        with self._lock:
+            sink = self._sinks().get(name)
+            views = [each.get(_lang(sink)) for each in self._views.values()] if sink else []
+        return [
+            Notice(first.id, "opened", first.created_at, (view,))
+            for view in views
+            if view is not None
+            and view.closed_at is None
+            and (first := self._ledger.outbox.first(view.id, name)) is not None
+        ]
+
+    # ---------------------------------------------------------------- how it does
+    def statuses(self) -> tuple[SinkStatus, ...]:
+        """How each receiver does."""
+        return tuple(delivery.status for delivery in list(self._deliveries.values()))
+
+    def troubles(self) -> list[str]:
+        """For the status line: receivers that do not take messages."""
+        found = []
+        for status in self.statuses():
+            if status.disabled is not None:
+                found.append(f"RECEIVER {status.name} DISABLED: {status.disabled[:80]}")
+            elif status.trouble is not None and (
+                status.failures_in_row >= IN_TROUBLE or not status.failures_in_row
+            ):
+                found.append(
+                    f"RECEIVER {status.name} FAILS, {status.waiting} waiting: {status.trouble[:80]}"
+                )
+        return found
+
+
+def _lang(sink: SinkConfig) -> Language:
+    """Programs get English; people what their section says."""
+    lang: Language = getattr(sink, "lang", "en")
+    return lang

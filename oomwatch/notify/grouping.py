@@ -1,0 +1,38 @@
+"""Several messages told as one, to people: what happens to a host at once is one event to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oomwatch.notify.notice import IncidentNotice, Notice, notice_from_json, notice_to_json
+from oomwatch.notify.policy import message_id
+from oomwatch.records import OutboxRow
+
+
+def grouped_message(rows: Sequence[OutboxRow], now: float) -> OutboxRow:
+    """One message about all incidents of these, each as the last of them tells it.
+
+    Its id follows from theirs.
+    """
+    incidents: dict[str, IncidentNotice] = {}
+    for row in rows:
+        for incident in notice_from_json(row.notice or {}).incidents:
+            incidents.pop(incident.id, None)  # the place of the latest
+            incidents[incident.id] = incident
+    identity = message_id("grouped", rows[0].sink, *(row.id for row in rows))
+    over = sum(incident.closed_at is not None for incident in incidents.values())
+    note = f"{len(incidents)} incidents of one host at once"
+    if over:
+        note += f", {over} of them over"
+    notice = Notice(identity, "grouped", now, tuple(incidents.values()), f"{note}.")
+    return OutboxRow(
+        id=identity,
+        sink=rows[0].sink,
+        kind="grouped",
+        state="waiting",
+        created_at=min(row.created_at for row in rows),
+        changed_at=now,
+        headline=note,
+        notice=notice_to_json(notice),
+        due_at=now,
+    )

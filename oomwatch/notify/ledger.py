@@ -1,0 +1,183 @@
+"""The policy applied: what was told, what is held until when, and what follows from it now."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Final
+
+from oomwatch.config.notify import NotifySettings, SinkConfig
+from oomwatch.notify.notice import IncidentNotice, Notice, notice_to_json
+from oomwatch.notify.outbox import FIRST, Outbox, dropped, message
+from oomwatch.notify.policy import Around, Drop, Hold, Tell, Told, change_of, decide
+from oomwatch.notify.recurrence import History
+from oomwatch.notify.routing import silenced_by
+from oomwatch.records import OutboxRow, Silence
+
+_NOT_NEEDED: Final = Drop("not needed any more")
+_NEWER: Final = Drop("a newer message took its place")
+_FIRST_FAILED: Final = Drop("the first message about the incident failed")
+_MOST_STEPS: Final = 3
+"""Held at night and over in the morning: first it is told, then that it is over."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """The new form of a message; with `to_send` it is to be queued."""
+
+    row: OutboxRow
+    to_send: bool = False
+
+
+class Ledger:
+    """One thread at a time. `replace` changes a message that waits, unless it was sent already."""
+
+    def __init__(
+        self,
+        settings: NotifySettings,
+        replace: Callable[[str, str, OutboxRow | None], bool],
+    ) -> None:
+        """`replace` takes the receiver, the id of the message, and its new form or None."""
+        self.outbox = Outbox()
+        self.history = History(settings)
+        self.silences: tuple[Silence, ...] = ()
+        self.acknowledged: frozenset[str] = frozenset()
+        self._replace = replace
+        self._held: dict[tuple[str, str], float | None] = {}
+        """Until when something about an incident is held from a receiver."""
+
+    def reconfigure(self, settings: NotifySettings) -> None:
+        """Use other limits from now on."""
+        self.history.settings = settings
+
+    # ---------------------------------------------------------------- what is held
+    def is_held(self, incident_id: str) -> bool:
+        """Whether anything about an incident waits for its time."""
+        return any(incident == incident_id for incident, _ in self._held)
+
+    def is_unfinished(self, incident_id: str) -> bool:
+        """Whether the store says that something about an incident is still to be told."""
+        rows = self.outbox.of_incident(incident_id)
+        return any(row.state == "held" for row in rows)
+
+    def due(self, now: float) -> set[str]:
+        """Incidents of which something is held whose time has come."""
+        return {
+            incident
+            for (incident, _), until in self._held.items()
+            if until is not None and until <= now
+        }
+
+    def held_for_others(self) -> set[str]:
+        """Incidents whose message waits until others like them are over."""
+        return {incident for (incident, _), until in self._held.items() if until is None}
+
+    def wait_seconds(self, now: float) -> float | None:
+        """How long until `due` has something; None if nothing waits for a time."""
+        moments = [until for until in self._held.values() if until is not None]
+        return max(0.0, min(moments) - now) if moments else None
+
+    # ---------------------------------------------------------------- what is to be told
+    def reconcile(
+        self, incident: IncidentNotice, name: str, sink: SinkConfig, now: float
+    ) -> list[Change]:
+        """What follows for one receiver from how an incident stands now."""
+        around = Around(
+            silence=silenced_by(self.silences, incident, now),
+            acknowledged=incident.id in self.acknowledged,
+            recurrence=self.history.recurrence(incident),
+        )
+        changes: list[Change] = []
+        wanted, reason = None, _NOT_NEEDED
+        self._held.pop((incident.id, name), None)
+        for _ in range(_MOST_STEPS):
+            told = self.outbox.told(incident.id, name)
+            decision = decide(incident, told, sink, now, around)
+            if isinstance(decision, Tell):
+                changes += self._tell(incident, name, decision, told, now)
+                continue
+            if isinstance(decision, Hold):
+                self._held[incident.id, name] = decision.until
+                held = message(incident, name, decision, told, now)
+                wanted = held.id
+                changes += self._hold(held)
+            elif isinstance(decision, Drop):
+                reason = decision
+            break
+        for row in self.outbox.of(incident.id, name):
+            if row.state == "held" and row.id != wanted:
+                changes.append(self._put(dropped(row, reason, now)))
+        return changes
+
+    def _tell(
+        self, incident: IncidentNotice, name: str, decision: Tell, told: Told, now: float
+    ) -> list[Change]:
+        changes: list[Change] = []
+        for row in reversed(self.outbox.of(incident.id, name)):
+            if row.state != "waiting":
+                continue
+            if row.kind == "updated" and self._replace(name, row.id, None):
+                changes.append(self._put(dropped(row, _NEWER, now)))
+            elif row.kind in FIRST and decision.kind == "updated":
+                newer = _renewed(row, incident, now)
+                if self._replace(name, row.id, newer):
+                    return [*changes, self._put(newer)]
+        row = message(incident, name, decision, told, now)
+        return [*changes, self._put(row, to_send=True)]
+
+    def _hold(self, row: OutboxRow) -> list[Change]:
+        known = self.outbox.get(row.id)
+        if known is not None and known.state == "held":
+            same = (known.due_at, known.reason, known.change) == (
+                row.due_at,
+                row.reason,
+                row.change,
+            )
+            if same and known.kind == row.kind:
+                return []
+            row = dataclasses.replace(row, created_at=known.created_at)
+        return [self._put(row)]
+
+    def _put(self, row: OutboxRow, *, to_send: bool = False) -> Change:
+        self.outbox.put(row)
+        return Change(row, to_send)
+
+    # ---------------------------------------------------------------- what is not to be told
+    def drop_others(self, sinks: Collection[str], reason: str, now: float) -> list[Change]:
+        """Let go what waits for receivers that are not among these."""
+        self._held = {key: until for key, until in self._held.items() if key[1] in sinks}
+        pending = [
+            row
+            for state in ("held", "waiting", "retry")
+            for row in self.outbox.in_state(state)
+            if row.sink not in sinks
+        ]
+        return [self._put(dropped(row, Drop(reason), now)) for row in pending]
+
+    def drop_followers(self, first: OutboxRow, now: float) -> list[Change]:
+        """What would follow a first message that failed means nothing to its receiver."""
+        if first.kind not in FIRST or first.incident_id is None:
+            return []
+        return [
+            self._put(dropped(row, _FIRST_FAILED, now))
+            for row in self.outbox.of(first.incident_id, first.sink)
+            if row.state == "waiting" and self._replace(first.sink, row.id, None)
+        ]
+
+
+def _renewed(row: OutboxRow, incident: IncidentNotice, now: float) -> OutboxRow:
+    """A message that nobody has seen yet, saying what is known now."""
+    notice = Notice(
+        row.id,
+        "escalated" if row.kind == "escalated" else "opened",
+        now,
+        (incident,),
+        row.notice.get("note") if row.notice is not None else None,
+    )
+    return dataclasses.replace(
+        row,
+        change=change_of(incident),
+        headline=incident.headline,
+        notice=notice_to_json(notice),
+        changed_at=now,
+    )

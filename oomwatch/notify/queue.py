@@ -1,0 +1,227 @@
+"""The messages that wait for one receiver: which may go next, and which go together.
+
+Messages of one incident go in their order, one after the other; different incidents do not wait
+for each other. After three failed attempts in a row the receiver itself is taken to be in trouble
+and all of them wait. All times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from oomwatch.config.notify import NotifySettings
+from oomwatch.notify.backoff import MOST_ASKED_SECONDS, pause_seconds
+from oomwatch.records import OutboxRow
+
+GROUP_MOST: Final = 40
+"""Messages that one message stands for, at most."""
+_GROUPED: Final = frozenset({"opened", "updated", "resolved", "escalated"})
+IN_TROUBLE: Final = 3
+"""Failed attempts in a row after which the receiver is taken to be in trouble."""
+_UNSTORED_SECONDS: Final = 0.5
+"""The store has so long to write a message before it is sent; then it is sent all the same."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Waiting:
+    row: OutboxRow
+    incidents: frozenset[str]
+    due: float
+    expires: float
+    handed: float
+    stored: bool
+    sealed: bool
+    """Whether it may have been sent: then nothing about it may change."""
+
+
+class SinkQueue:
+    """One lock around it all is the caller's business."""
+
+    def __init__(
+        self, settings: NotifySettings, *, groups: bool = False, per_second: float = 1.0
+    ) -> None:
+        self.settings = settings
+        self.groups = groups
+        self.per_second = per_second
+        self.failures = 0
+        """Failed attempts since the last one that went well."""
+        self._waiting: dict[str, _Waiting] = {}
+        self._in_flight: frozenset[str] = frozenset()
+        self._paused_until = 0.0
+        self._free_at = 0.0
+        self._window_from = float("-inf")
+        self._sent = 0
+        self._holding = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def rows(self) -> list[OutboxRow]:
+        """All that waits, in order."""
+        return [one.row for one in self._waiting.values()]
+
+    # ---------------------------------------------------------------- what comes and goes
+    def add(
+        self,
+        row: OutboxRow,
+        now: float,
+        *,
+        incidents: Iterable[str] = (),
+        age_seconds: float = 0.0,
+        delay_seconds: float = 0.0,
+        from_store: bool = False,
+    ) -> None:
+        """Queue a message, behind all others; one that waits already takes its new form."""
+        known = self._waiting.get(row.id)
+        if known is not None:
+            known.row, known.due = row, now + delay_seconds
+            return
+        of = {row.incident_id} if row.incident_id is not None else set()
+        give_up = self.settings.give_up_after_seconds
+        self._waiting[row.id] = _Waiting(
+            row=row,
+            incidents=frozenset(of | set(incidents)),
+            due=now + delay_seconds,
+            expires=now + max(0.0, give_up - max(0.0, age_seconds)),
+            handed=now,
+            stored=from_store,
+            sealed=from_store or row.attempts > 0,
+        )
+
+    def replace(self, old_id: str, row: OutboxRow | None, now: float) -> bool:
+        """Let a message take another form, or go; False if it may have been sent already."""
+        known = self._waiting.get(old_id)
+        if known is None or known.sealed or old_id in self._in_flight:
+            return False
+        if row is None:
+            del self._waiting[old_id]
+        else:
+            known.row, known.handed, known.stored = row, now, False
+        return True
+
+    def mark_stored(self, ids: Iterable[str]) -> None:
+        """These are on disk now: they may be sent."""
+        for identity in ids:
+            known = self._waiting.get(identity)
+            if known is not None:
+                known.stored = True
+
+    def settle(self, ids: Iterable[str]) -> None:
+        """These do not wait any more."""
+        for identity in ids:
+            self._waiting.pop(identity, None)
+
+    # ---------------------------------------------------------------- what goes next
+    def take(self, now: float) -> tuple[OutboxRow, ...]:
+        """One message to send, or several to be told as one; empty if none may go now."""
+        if self._in_flight or now < max(self._paused_until, self._free_at):
+            return ()
+        for one in self._heads(now):
+            if not self.groups or one.sealed or one.row.kind not in _GROUPED:
+                return self._begin((one.row,), now)
+            if together := self._in_window(one, now):
+                return self._begin(together, now)
+        return ()
+
+    def _in_window(self, first: _Waiting, now: float) -> tuple[OutboxRow, ...]:
+        window = self.settings.group_window_seconds
+        if now - self._window_from >= window:
+            held, self._holding = self._holding, False
+            self._window_from, self._sent = now, 0
+            if held:
+                together = self._together(now)
+                more = len(together) > GROUP_MOST
+                self._sent, self._holding = (
+                    (self.settings.group_limit, True) if more else (1, False)
+                )
+                return together[:GROUP_MOST]
+        if self._sent < self.settings.group_limit:
+            self._sent += 1
+            return (first.row,)
+        self._holding = True
+        return ()
+
+    def _together(self, now: float) -> tuple[OutboxRow, ...]:
+        """All that can be told as one: in order, and nothing past what must go alone."""
+        found: list[OutboxRow] = []
+        blocked: set[str] = set()
+        for one in self._waiting.values():
+            fits = one.row.kind in _GROUPED and not one.sealed and self._may_go(one, now)
+            if fits and not one.incidents & blocked:
+                found.append(one.row)
+            else:
+                blocked |= one.incidents
+        return tuple(found)
+
+    def _heads(self, now: float) -> Iterable[_Waiting]:
+        """The first message of each incident, if it may go."""
+        blocked: set[str] = set()
+        for one in self._waiting.values():
+            if not one.incidents & blocked and self._may_go(one, now):
+                yield one
+            blocked |= one.incidents
+
+    def _may_go(self, one: _Waiting, now: float) -> bool:
+        return one.due <= now and (one.stored or now - one.handed >= _UNSTORED_SECONDS)
+
+    def _begin(self, rows: tuple[OutboxRow, ...], now: float) -> tuple[OutboxRow, ...]:
+        self._in_flight = frozenset(row.id for row in rows)
+        self._free_at = now + 1 / self.per_second
+        return rows
+
+    def wait_seconds(self, now: float) -> float | None:
+        """How long until something may go, or is to be given up; None if nothing waits."""
+        if not self._waiting:
+            return None
+        gate = max(self._paused_until, self._free_at)
+        moments = [one.expires for one in self._waiting.values()]
+        for one in self._waiting.values():
+            ready = one.due if one.stored else max(one.due, one.handed + _UNSTORED_SECONDS)
+            if ready > now or gate > now:
+                moments.append(max(ready, gate))
+        if self._holding:
+            moments.append(max(gate, self._window_from + self.settings.group_window_seconds))
+        return max(0.0, min(moments) - now)
+
+    # ---------------------------------------------------------------- what became of it
+    def went_well(self, now: float) -> None:
+        """The receiver takes messages: those that were to wait for it need not."""
+        self._in_flight = frozenset()
+        if self.failures >= IN_TROUBLE:
+            self._paused_until = 0.0
+            for one in self._waiting.values():
+                one.due = min(one.due, now)
+        self.failures = 0
+
+    def went_wrong(self, row: OutboxRow, now: float, asked_seconds: float | None) -> float:
+        """The attempt failed, `row` is its new form; the pause until the next one, in seconds."""
+        self._in_flight = frozenset()
+        self.failures += 1
+        first = self.settings.retry_interval_seconds
+        if asked_seconds is not None:
+            pause = min(max(asked_seconds, 0.0), MOST_ASKED_SECONDS)
+            self._paused_until = max(self._paused_until, now + pause)
+        else:
+            pause = pause_seconds(row.attempts, first)
+        if self.failures >= IN_TROUBLE:
+            trouble = pause_seconds(self.failures - IN_TROUBLE + 1, first)
+            self._paused_until = max(self._paused_until, now + trouble)
+        known = self._waiting.get(row.id)
+        if known is not None:
+            known.row, known.due, known.sealed = row, now + pause, True
+        return pause
+
+    def let_go(self) -> None:
+        """Nothing is being sent any more, and that says nothing about the receiver."""
+        self._in_flight = frozenset()
+
+    def expired(self, now: float) -> Sequence[OutboxRow]:
+        """What has waited for too long and is not being sent."""
+        return [
+            one.row
+            for one in self._waiting.values()
+            if now >= one.expires and one.row.id not in self._in_flight
+        ]
