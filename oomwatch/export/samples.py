@@ -17,8 +17,8 @@ class Samples:
         self._by_name: dict[str, list[Sample]] = {name: [] for name in METRICS}
 
     def add(self, name: str, labels: Labels, value: float | None) -> None:
-        """Add a sample; None is unknown and adds nothing. KeyError for what is no metric."""
-        if value is not None:
+        """Add a sample; None and NaN are unknown, and add nothing. KeyError for no metric."""
+        if value is not None and value == value:  # noqa: PLR0124 - only NaN is not itself
             self._by_name[name].append((labels, value))
 
     def __iter__(self) -> Iterator[tuple[Metric, list[Sample]]]:

@@ -27,10 +27,7 @@ from oomwatch.export.site import Answer, Site, plain
 _LOG = logging.getLogger(__name__)
 
 _MOST_AT_ONCE: Final = 8
-_REQUEST_SECONDS: Final = 5.0
-_ANSWER_SECONDS: Final = 10.0
 _LINGER_SECONDS: Final = 0.2
-_RETRY_SECONDS: Final = 5.0
 _BACKLOG: Final = 64
 _SOCKET_MODE: Final = 0o660
 _CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="oomwatch"'}
@@ -41,8 +38,24 @@ _OPEN_PATHS: Final = frozenset({"/-/healthy", "/-/ready"})
 class MetricsServer:
     """One address; from `start` on until `close`, whether it is free already or not."""
 
-    def __init__(self, address: str, site: Site, access: Access) -> None:
-        """`address`: ``HOST:PORT`` or ``unix:/path``; TLS and users are for the first only."""
+    def __init__(
+        self,
+        address: str,
+        site: Site,
+        access: Access,
+        *,
+        request_seconds: float = 5.0,
+        answer_seconds: float = 10.0,
+        retry_seconds: float = 5.0,
+    ) -> None:
+        """`address`: ``HOST:PORT`` or ``unix:/path``; TLS and users are for the first only.
+
+        A request must come, and its answer be taken, within these times; an address that is taken
+        is tried again every `retry_seconds`.
+        """
+        self._request_seconds = request_seconds
+        self._answer_seconds = answer_seconds
+        self._retry_seconds = retry_seconds
         self.address = address
         self._site = site
         self._is_unix = address.startswith("unix:")
@@ -93,7 +106,7 @@ class MetricsServer:
                 if reason != said:
                     _LOG.warning("export.listen: %s: %s; it is tried again", self.address, reason)
                 said = reason
-                self._closing.wait(_RETRY_SECONDS)
+                self._closing.wait(self._retry_seconds)
                 continue
             said = ""
             self._listener = listener
@@ -117,7 +130,9 @@ class MetricsServer:
             with self._lock:
                 self._serving[connection] = time.monotonic()
                 if len(self._serving) > _MOST_AT_ONCE:
-                    _cut(min(self._serving, key=self._serving.__getitem__))
+                    oldest = min(self._serving, key=self._serving.__getitem__)
+                    del self._serving[oldest]
+                    _cut(oldest)
             name = "unix" if self._is_unix else str(peer[0])
             try:
                 threading.Thread(
@@ -125,23 +140,24 @@ class MetricsServer:
                 ).start()
             except RuntimeError:  # no more threads are to be had
                 with self._lock:
-                    del self._serving[connection]
+                    self._serving.pop(connection, None)
                 connection.close()
 
     # ---------------------------------------------------------------- one thread a connection
     def _serve(self, connection: socket.socket, peer: str) -> None:
         wrapped = connection
         try:
-            connection.settimeout(_REQUEST_SECONDS)
+            connection.settimeout(self._request_seconds)
             if self._access.tls is not None:
                 wrapped = self._access.tls.wrap_socket(connection, server_side=True)
             try:
-                request = read_request(wrapped, time.monotonic() + _REQUEST_SECONDS, peer)
+                deadline = time.monotonic() + self._request_seconds
+                request = read_request(wrapped, deadline, peer)
                 answer = self._answer(request)
                 has_body = request.method != "HEAD"
             except BadRequestError as error:
                 answer, has_body = plain(error.status, "this request is not understood"), True
-            wrapped.settimeout(_ANSWER_SECONDS)
+            wrapped.settimeout(self._answer_seconds)
             wrapped.sendall(_head(answer) + (answer.body if has_body else b""))
             _end(wrapped)
         except (OSError, ssl.SSLError):  # the client has gone, or speaks another protocol
