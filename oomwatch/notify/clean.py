@@ -1,8 +1,8 @@
 """What may go into a message of the texts that logs, commands and clients have made.
 
 A message leaves the host, is read on phones, and is drawn by programs that give signs a meaning.
-So a text loses, in this order: control and bidirectional characters, keys and tokens, what clients
-sent, addresses, and the words that call people (``<!channel>``, ``@all``, ``<at id=all>``).
+So a text loses, in this order: control and bidirectional characters, addresses, the words that
+call people (``<!channel>``, ``@all``, ``<at id=all>``), keys and tokens, and what clients sent.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from oomwatch.report.sanitize import ELLIPSIS, clean
 
 LONGEST: Final = 8_000
 """Characters of a text that are looked at; none is shown in more than a fourth of it."""
-_LINK: Final = re.compile(
-    r"(?i:\b(?:[a-z][a-z0-9+.-]{1,20}://|(?:javascript|mailto|data|tel):)|\bwww\.)[^\s<>\"'`|)\]]*"
-)
+_LONGEST_KEY: Final = 2_000
+_LINK: Final = re.compile(r"(?i:[a-z][a-z0-9+.-]{1,20}://|javascript:|www\.)[^\s<>\"'`|)\]]*")
 _SLACK_CONTROL: Final = re.compile(r"<([!@#])([^<>|]{0,80})(?:\|([^<>]{0,80}))?>")
 _SLACK_LINK: Final = re.compile(r"<(\[link\])\|?([^<>]{0,200})>")
 _AT_TAG: Final = re.compile(r"</?at\b[^<>]{0,200}>?", re.IGNORECASE)
@@ -43,16 +42,13 @@ def clean_text(text: object, limit: int) -> str:
     """One line of at most `limit` characters (up to 2,000) that is fit for a message."""
     line = clean(text, LONGEST)
     if line.endswith(ELLIPSIS):  # half a key is not recognized as one
-        line = line.rpartition(" ")[0] + ELLIPSIS
-    line = hide_text(line)
-    line = _without_request(line)
-    line = without_calls(_LINK.sub("[link]", line))
-    return clean(line, limit)
+        line = line[: max(line.rfind(" "), LONGEST - _LONGEST_KEY)] + ELLIPSIS
+    return clean(_without_request(_without_signs(line)), limit)
 
 
 def clean_name(text: object, limit: int = 120) -> str:
     """The same for a name (a host, an engine, a model): no sentence, so never a client's words."""
-    return clean(without_calls(_LINK.sub("[link]", hide_text(clean(text, LONGEST)))), limit)
+    return clean(_without_signs(clean(text, LONGEST)), limit)
 
 
 def without_calls(text: str) -> str:
@@ -64,6 +60,11 @@ def without_calls(text: str) -> str:
         text = _CALL.sub("", _AT_TAG.sub("", text))
         if text == before:
             return text
+
+
+def _without_signs(line: str) -> str:
+    """Keys are looked for twice: as they were written, and where a sign parted one in two."""
+    return hide_text(without_calls(_LINK.sub("[link]", hide_text(line))))
 
 
 def _without_request(line: str) -> str:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from oomwatch.engines.secrets import hide_text
 from oomwatch.notify.clean import LONGEST, clean_name, clean_text
 from oomwatch.notify.notice import IncidentNotice, RemedyNotice, Severity
 from oomwatch.notify.wording import TRIGGERS, words
@@ -153,7 +154,7 @@ def _remedies(
 ) -> Iterator[RemedyNotice]:
     texts, own = catalogue(lang), words(lang)
     for remedy in remedies[:REMEDIES_SHOWN]:
-        flags = (*typed_flags(remedy.set), *typed_env(remedy.env))
+        flags = tuple(map(hide_text, (*typed_flags(remedy.set), *typed_env(remedy.env))))
         todo = [own["remove"].format(flags=" ".join(map(clean, remedy.unset)))]
         todo = [*(todo if remedy.unset else ()), clean_text(remedy.action or "", _LINE)]
         if sum(map(len, flags)) > _FLAGS:

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oomwatch.notify.clean import clean_name, clean_text
+
+PIECES = (
+    "<!channel>", "<!here|here>", "<@U012AB>", "<#C1|general>", "@here", "@all", "＠所有人",
+    "@everyone", '<at user_id="all">', "</at>", "<", "!", "@", ">", "|", "channel", "here",
+    "http://evil.example/x", "<http://evil.example|click>", "javascript:alert(1)", "www.evil.example",
+    "\u202e", "\u200b", "\x1b[31m", "\x00", " hf_" + "A1" * 20, " sk-" + "b" * 30, " ", "a", " <@h>f_" + "A1" * 20,
+)  # fmt: skip
+CALLS = re.compile(
+    r"<[!@#][^<>]{1,90}>|[@＠](?:here|channel|everyone|all|所有人)(?!\w)|<at\b|https?://|javascript:|"
+    r"www\.evil|hf_A1A1|sk-bbb",
+    re.IGNORECASE | re.ASCII,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("plain text, 1 < 2 and 3 > 2", "plain text, 1 < 2 and 3 > 2"),
+        ("oops <!channel> and <@U1|bob>", "oops channel and bob"),
+        ("<<!channel>!channel>", "<channel!channel>"),
+        ("mail @here, not me@home", "mail here, not me@home"),
+        ("see https://pytorch.org/docs?a=b for", "see [link] for"),
+        ("a <http://evil.example|fix> b", "a [link] fix b"),
+        ("[fix](dingtalk://x/y) it", "[fix]([link]) it"),
+        ("\u202ehf_\u200b" + "A" * 34, "***"),
+        ("<!channel>hf_" + "A" * 34, "channel***"),
+        ("Authorization: Bearer abcdefghijk", "Authorization: Bearer ***"),
+        ("line\x1b[2J\nnext\ttab", "line next tab"),
+        ("Received request cmpl-1: prompt: 'hi'", "Received request …"),
+        ('refused {"messages": [{"role": "user"}]}', 'refused {"messages": …'),
+        ("KV cache: 5 prompts, 3 messages", "KV cache: 5 prompts, 3 messages"),
+    ],
+)
+def test_what_is_left(text, cleaned):
+    assert clean_text(text, 300) == cleaned
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+@settings(max_examples=300, deadline=None)
+def test_no_mixture_calls_links_or_tells_keys(text):
+    for cleaned in (clean_text(text, 200), clean_name(text)):
+        assert not CALLS.search(cleaned)
+        assert cleaned.isprintable()
+
+
+@given(st.text(max_size=400), st.integers(1, 200))
+@settings(max_examples=200, deadline=None)
+def test_any_text_fits(text, limit):
+    cleaned = clean_text(text, limit)
+    assert len(cleaned) <= limit
+    assert cleaned.isprintable()
+
+
+def test_a_key_is_not_shown_by_half_where_a_line_is_cut():
+    key = "hf_" + "Q" * 34
+    for padding in range(7_960, 8_010):
+        text = "é\u200b" + "x" * 50 + " " + "***" * (padding // 3) + " " * (padding % 3) + key
+        assert "hf_" not in clean_text(text, 2_000)
+
+
+def test_a_megabyte_takes_no_time_worth_a_word():
+    assert clean_text("<" * 1_000_000, 100).startswith("<<<")
+    assert clean_text("@" * 1_000_000 + "here", 100).startswith("@@@")
+    assert len(clean_text("<!" * 500_000 + ">" * 500_000, 100)) <= 100
