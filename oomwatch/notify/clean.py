@@ -1,8 +1,8 @@
 """What may go into a message of the texts that logs, commands and clients have made.
 
 A message leaves the host, is read on phones, and is drawn by programs that give signs a meaning.
-So a text loses, in this order: control and bidirectional characters, addresses, the words that
-call people (``<!channel>``, ``@all``, ``<at id=all>``), keys and tokens, and what clients sent.
+So a text loses, in this order: control and bidirectional characters, keys and tokens, the words
+that call people (``<!channel>``, ``@all``, ``<at id=all>``), addresses, and what clients sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ LONGEST: Final = 8_000
 _LONGEST_KEY: Final = 2_000
 _LINK: Final = re.compile(r"(?i:[a-z][a-z0-9+.-]{1,20}://|javascript:|www\.)[^\s<>\"'`|)\]]*")
 _SLACK_CONTROL: Final = re.compile(r"<([!@#])([^<>|]{0,80})(?:\|([^<>]{0,80}))?>")
-_SLACK_LINK: Final = re.compile(r"<(\[link\])\|?([^<>]{0,200})>")
 _AT_TAG: Final = re.compile(r"</?at\b[^<>]{0,200}>?", re.IGNORECASE)
 _CALL: Final = re.compile(
     r"[@＠]+(?=(?:here|channel|everyone|all|所有人|全体成员)(?![A-Za-z0-9_]))", re.IGNORECASE
@@ -55,7 +54,6 @@ def without_calls(text: str) -> str:
     """The text without what calls people in Slack, DingTalk, Feishu, WeCom, Teams or Discord."""
     while True:  # what is taken out of the middle of a word may leave another one
         before = text
-        text = _SLACK_LINK.sub(r"\1 \2", text)
         text = _SLACK_CONTROL.sub(lambda match: match[3] or match[2], text)
         text = _CALL.sub("", _AT_TAG.sub("", text))
         if text == before:
@@ -64,7 +62,8 @@ def without_calls(text: str) -> str:
 
 def _without_signs(line: str) -> str:
     """Keys are looked for twice: as they were written, and where a sign parted one in two."""
-    return hide_text(without_calls(_LINK.sub("[link]", hide_text(line))))
+    line = hide_text(without_calls(hide_text(line)))
+    return without_calls(_LINK.sub("[link]", line))
 
 
 def _without_request(line: str) -> str:

@@ -29,7 +29,7 @@ CALLS = re.compile(
         ("<<!channel>!channel>", "<channel!channel>"),
         ("mail @here, not me@home", "mail here, not me@home"),
         ("see https://pytorch.org/docs?a=b for", "see [link] for"),
-        ("a <http://evil.example|fix> b", "a [link] fix b"),
+        ("a <http://evil.example|fix> b", "a <[link]|fix> b"),
         ("[fix](dingtalk://x/y) it", "[fix]([link]) it"),
         ("\u202ehf_\u200b" + "A" * 34, "***"),
         ("<!channel>hf_" + "A" * 34, "channel***"),
