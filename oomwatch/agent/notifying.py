@@ -21,7 +21,7 @@ from oomwatch.notify.delivery import Delivery, SinkStatus
 from oomwatch.notify.ledger import Change, Ledger
 from oomwatch.notify.message import incident_notice
 from oomwatch.notify.notice import IncidentNotice, Notice, notice_from_json
-from oomwatch.notify.outbox import FIRST, Outbox
+from oomwatch.notify.outbox import FIRST, Outbox, lang_of
 from oomwatch.notify.outcome import Sink
 from oomwatch.notify.queue import IN_TROUBLE
 from oomwatch.notify.sinks import make_sink
@@ -191,7 +191,7 @@ class Notifier:
             lang: incident_notice(
                 incident, labels=labels, runbook_base=settings.runbook_url or "", lang=lang
             )
-            for lang in {_lang(sink) for sink in self._sinks().values()}
+            for lang in {lang_of(sink) for sink in self._sinks().values()}
         }
 
     def _recall(self, row: OutboxRow) -> None:
@@ -201,7 +201,7 @@ class Notifier:
             (incident,) = notice_from_json(row.notice or {}).incidents
         except (KeyError, TypeError, ValueError):
             return
-        langs = {_lang(sink) for sink in self._sinks().values()}
+        langs = {lang_of(sink) for sink in self._sinks().values()}
         self._views[row.incident_id] = dict.fromkeys(langs, incident)
 
     # ---------------------------------------------------------------- the policy
@@ -210,10 +210,10 @@ class Notifier:
         now, changes = self._wall(), []
         for incident_id in list(incidents):
             views = self._views.get(incident_id, {})
-            for name, sink in self._sinks().items():
-                view = views.get(_lang(sink))
+            for sink in self._sinks().values():
+                view = views.get(lang_of(sink))
                 if view is not None:
-                    changes += self._ledger.reconcile(view, name, sink, now)
+                    changes += self._ledger.reconcile(view, sink, now)
             over = all(view.closed_at is not None for view in views.values())
             if over and not self._ledger.is_held(incident_id):
                 self._views.pop(incident_id, None)
@@ -304,7 +304,7 @@ class Notifier:
         for name, delivery in self._deliveries.items():
             if name == row.sink or delivery.status.disabled is not None:
                 continue
-            told = undelivered_message(row, name, self._wall())
+            told = undelivered_message(row, name, self._wall(), lang_of(delivery.config))
             if self._ledger.outbox.get(told.id) is None:
                 self._ledger.outbox.put(told)
                 changes.append(Change(told, to_send=True))
@@ -320,7 +320,7 @@ class Notifier:
         """The open incidents that a receiver knows of."""
         with self._lock:
             sink = self._sinks().get(name)
-            views = [each.get(_lang(sink)) for each in self._views.values()] if sink else []
+            views = [each.get(lang_of(sink)) for each in self._views.values()] if sink else []
         return [
             Notice(first.id, "opened", first.created_at, (view,))
             for view in views
@@ -347,9 +347,3 @@ class Notifier:
                     f"RECEIVER {status.name} FAILS, {status.waiting} waiting: {status.trouble[:80]}"
                 )
         return found
-
-
-def _lang(sink: SinkConfig) -> Language:
-    """Programs get English; people what their section says."""
-    lang: Language = getattr(sink, "lang", "en")
-    return lang

@@ -19,6 +19,7 @@ from oomwatch.config.notify import NotifySettings, SinkConfig
 from oomwatch.errors import OomwatchError
 from oomwatch.notify.grouping import grouped_message
 from oomwatch.notify.notice import Notice, notice_from_json
+from oomwatch.notify.outbox import lang_of
 from oomwatch.notify.outcome import Delivered, Later, Outcome, Refused, Sink
 from oomwatch.notify.queue import IN_TROUBLE, SinkQueue
 from oomwatch.records import OutboxRow
@@ -193,7 +194,7 @@ class Delivery:
     def _send(self, sink: Sink | None, rows: Sequence[OutboxRow]) -> None:
         row = rows[0]
         if len(rows) > 1:
-            row = grouped_message(rows, self._wall())
+            row = grouped_message(rows, self._wall(), lang_of(self.config))
             members = [
                 dataclasses.replace(
                     one, state="grouped", reason=row.id, changed_at=self._wall(), due_at=None

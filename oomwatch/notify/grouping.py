@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from oomwatch.notify.notes import grouped_note
 from oomwatch.notify.notice import IncidentNotice, Notice, notice_from_json, notice_to_json
 from oomwatch.notify.policy import message_id
 from oomwatch.records import OutboxRow
+from oomwatch.report.locale import Language
 
 
-def grouped_message(rows: Sequence[OutboxRow], now: float) -> OutboxRow:
+def grouped_message(rows: Sequence[OutboxRow], now: float, lang: Language) -> OutboxRow:
     """One message about all incidents of these, each as the last of them tells it.
 
     Its id follows from theirs.
@@ -21,10 +23,8 @@ def grouped_message(rows: Sequence[OutboxRow], now: float) -> OutboxRow:
             incidents[incident.id] = incident
     identity = message_id("grouped", rows[0].sink, *(row.id for row in rows))
     over = sum(incident.closed_at is not None for incident in incidents.values())
-    note = f"{len(incidents)} incidents of one host at once"
-    if over:
-        note += f", {over} of them over"
-    notice = Notice(identity, "grouped", now, tuple(incidents.values()), f"{note}.")
+    note = grouped_note(len(incidents), over, lang)
+    notice = Notice(identity, "grouped", now, tuple(incidents.values()), note)
     return OutboxRow(
         id=identity,
         sink=rows[0].sink,

@@ -78,10 +78,9 @@ class Ledger:
         return max(0.0, min(moments) - now) if moments else None
 
     # ---------------------------------------------------------------- what is to be told
-    def reconcile(
-        self, incident: IncidentNotice, name: str, sink: SinkConfig, now: float
-    ) -> list[Change]:
+    def reconcile(self, incident: IncidentNotice, sink: SinkConfig, now: float) -> list[Change]:
         """What follows for one receiver from how an incident stands now."""
+        name = sink.name or sink.kind
         around = Around(
             silence=silenced_by(self.silences, incident, now),
             acknowledged=incident.id in self.acknowledged,
@@ -94,11 +93,11 @@ class Ledger:
             told = self.outbox.told(incident.id, name)
             decision = decide(incident, told, sink, now, around)
             if isinstance(decision, Tell):
-                changes += self._tell(incident, name, decision, told, now)
+                changes += self._tell(incident, sink, decision, told, now)
                 continue
             if isinstance(decision, Hold):
                 self._held[incident.id, name] = decision.until
-                held = message(incident, name, decision, told, now)
+                held = message(incident, sink, decision, told, now)
                 wanted = held.id
                 changes += self._hold(held)
             elif isinstance(decision, Drop):
@@ -110,9 +109,9 @@ class Ledger:
         return changes
 
     def _tell(
-        self, incident: IncidentNotice, name: str, decision: Tell, told: Told, now: float
+        self, incident: IncidentNotice, sink: SinkConfig, decision: Tell, told: Told, now: float
     ) -> list[Change]:
-        changes: list[Change] = []
+        name, changes = sink.name or sink.kind, list[Change]()
         for row in reversed(self.outbox.of(incident.id, name)):
             if row.state != "waiting":
                 continue
@@ -122,7 +121,7 @@ class Ledger:
                 newer = _renewed(row, incident, now)
                 if self._replace(name, row.id, newer):
                     return [*changes, self._put(newer)]
-        row = message(incident, name, decision, told, now)
+        row = message(incident, sink, decision, told, now)
         return [*changes, self._put(row, to_send=True)]
 
     def _hold(self, row: OutboxRow) -> list[Change]:

@@ -10,9 +10,12 @@ import threading
 from collections.abc import Iterable
 from typing import Final, cast
 
+from oomwatch.config.notify import SinkConfig
+from oomwatch.notify.notes import recurrence_note
 from oomwatch.notify.notice import IncidentNotice, Notice, notice_to_json
 from oomwatch.notify.policy import Drop, Hold, HoldReason, Tell, Told, change_of, message_id
 from oomwatch.records import OutboxRow
+from oomwatch.report.locale import Language
 
 FIRST: Final = frozenset({"opened", "escalated"})
 _TOLD: Final = frozenset({"waiting", "retry", "delivered", "grouped"})
@@ -111,19 +114,20 @@ class Outbox:
 
 
 def message(
-    incident: IncidentNotice, sink: str, decision: Tell | Hold, told: Told, now: float
+    incident: IncidentNotice, sink: SinkConfig, decision: Tell | Hold, told: Told, now: float
 ) -> OutboxRow:
     """The message that a decision asks for; the same decision makes the same id."""
+    name = sink.name or sink.kind
     change = change_of(incident)
-    what: tuple[object, ...] = (incident.id, sink, "opened")
+    what: tuple[object, ...] = (incident.id, name, "opened")
     if decision.kind == "resolved":
-        what = (incident.id, sink, "resolved")
+        what = (incident.id, name, "resolved")
     elif decision.kind not in FIRST:
-        what = (incident.id, sink, decision.kind, told.updates + 1, change)
+        what = (incident.id, name, decision.kind, told.updates + 1, change)
     identity = message_id(*what)
     row = OutboxRow(
         id=identity,
-        sink=sink,
+        sink=name,
         kind=decision.kind,
         state="waiting",
         created_at=now,
@@ -137,9 +141,15 @@ def message(
     if isinstance(decision, Hold):
         row = dataclasses.replace(row, state="held", due_at=decision.until, reason=decision.reason)
     else:
-        note = decision.note
+        note = recurrence_note(decision.again, lang_of(sink))
     notice = Notice(identity, decision.kind, now, (incident,), note)
     return dataclasses.replace(row, notice=notice_to_json(notice))
+
+
+def lang_of(sink: SinkConfig) -> Language:
+    """The language of a receiver's messages: programs get English, people what they chose."""
+    lang: Language = getattr(sink, "lang", "en")
+    return lang
 
 
 def dropped(row: OutboxRow, decision: Drop, now: float) -> OutboxRow:

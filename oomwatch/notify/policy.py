@@ -50,10 +50,10 @@ class Around:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tell:
-    """A message of this kind is to be sent now."""
+    """A message of this kind is to be sent now; `again` says how often it has come back."""
 
     kind: NoticeKind
-    note: str | None = None
+    again: Recurrence = dataclasses.field(default_factory=Recurrence)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def _new(
     again = around.recurrence
     if again.hold_until is not None and now < again.hold_until:
         return Hold(kind, "flapping" if again.flapping else "cooldown", again.hold_until)
-    return _unless_quiet(kind, incident, sink, now, again.note)
+    return _unless_quiet(kind, incident, sink, now, again)
 
 
 def _changed(
@@ -123,7 +123,7 @@ def _over(
 ) -> Decision | None:
     if not told.opened:
         if told.held == "quiet_hours":  # nothing else held it: in the morning both are told
-            return _unless_quiet(_first_kind(sink), incident, sink, now, around.recurrence.note)
+            return _unless_quiet(_first_kind(sink), incident, sink, now, around.recurrence)
         return Drop(_NEVER_TOLD) if told.held else None
     if told.resolved or not sink.send_resolved:
         return None
@@ -144,10 +144,10 @@ def _unless_quiet(
     incident: IncidentNotice,
     sink: SinkConfig,
     now: float,
-    note: str | None = None,
+    again: Recurrence | None = None,
 ) -> Tell | Hold:
     end = None if incident.severity == "critical" else quiet_until(sink.quiet_hours, now)
-    return Tell(kind, note) if end is None else Hold(kind, "quiet_hours", end)
+    return Tell(kind, again or Recurrence()) if end is None else Hold(kind, "quiet_hours", end)
 
 
 def change_of(incident: IncidentNotice) -> str:

@@ -13,7 +13,6 @@ from typing import Final
 
 from oomwatch.config.notify import NotifySettings
 from oomwatch.notify.notice import IncidentNotice
-from oomwatch.units import format_duration
 
 _MOST: Final = 1024
 
@@ -31,8 +30,8 @@ class Seen:
 class Recurrence:
     """How an incident stands in its episode.
 
-    `count` is how often it was seen by now; from `hold_until` on it may be told, if it is still
-    open; its end not before `end_hold_until`, and not at all while `comes_back`.
+    `count` is how often it was seen in `span_seconds` by now; from `hold_until` on it may be told,
+    if it is still open; its end not before `end_hold_until`, and not at all while `comes_back`.
     """
 
     count: int = 1
@@ -40,7 +39,8 @@ class Recurrence:
     end_hold_until: float | None = None
     comes_back: bool = False
     flapping: bool = False
-    note: str | None = None
+    span_seconds: float = 0.0
+    quiet_seconds: float = 0.0
 
 
 class History:
@@ -78,7 +78,6 @@ class History:
         count = len(lately)
         if count == 1 and begin == place:
             return Recurrence()
-        span = incident.opened_at - lately[0].opened_at
         hold = None
         if count > settings.flap_count:
             hold = incident.opened_at + quiet
@@ -99,7 +98,8 @@ class History:
             end_hold_until=max(known) + quiet if flapping and known else None,
             comes_back=flapping and None in ends,
             flapping=flapping,
-            note=self._note(count, span, flapping=flapping),
+            span_seconds=incident.opened_at - lately[0].opened_at,
+            quiet_seconds=quiet,
         )
 
     @property
@@ -107,17 +107,6 @@ class History:
         """For so long nothing like it must be seen until an episode is over."""
         settings = self.settings
         return max(settings.cooldown_seconds, settings.flap_window_seconds / settings.flap_count)
-
-    def _note(self, count: int, span: float, *, flapping: bool) -> str | None:
-        if count < 2:
-            return None
-        times = f"{count} times in {format_duration(max(span, 1.0))}"
-        if flapping:
-            return (
-                f"It comes and goes, {times}; you will hear of it again when it stays, or has "
-                f"been quiet for {format_duration(self.quiet_seconds)}."
-            )
-        return f"It is back: {times}."
 
 
 def _pause(before: Seen, after: Seen) -> float:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from typing import Final
 
+from oomwatch.notify.notes import undelivered_note
 from oomwatch.notify.notice import Notice, notice_from_json, notice_to_json
 from oomwatch.notify.policy import message_id
 from oomwatch.records import OutboxRow
+from oomwatch.report.locale import Language
 
 _HOUR: Final = 3600
 
 
-def undelivered_message(row: OutboxRow, sink: str, now: float) -> OutboxRow:
+def undelivered_message(row: OutboxRow, sink: str, now: float, lang: Language = "en") -> OutboxRow:
     """What `sink` is told of a failed message of another; in one hour all have the same id."""
     identity = message_id("undelivered", row.sink, sink, int(now // _HOUR))
     try:
         incidents = notice_from_json(row.notice or {}).incidents
     except (KeyError, TypeError, ValueError):
         incidents = ()
-    note = (
-        f"The receiver {row.sink} did not get this message: {row.reason}. More may have failed: "
-        "see `oomwatch notify list --failed` on the host."
-    )
+    note = undelivered_note(row.sink, row.reason, lang)
     return OutboxRow(
         id=identity,
         sink=sink,

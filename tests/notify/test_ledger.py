@@ -36,7 +36,7 @@ class Told:
         """How it stands, so many minutes after the beginning."""
         now = NOW + minutes * 60
         self.ledger.history.take(incident)
-        changes = self.ledger.reconcile(incident, "oncall", self.sink, now)
+        changes = self.ledger.reconcile(incident, self.sink, now)
         for change in changes:
             self.stored[change.row.id] = change.row
             if change.to_send and not self.down:

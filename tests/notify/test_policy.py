@@ -54,10 +54,10 @@ def test_a_silence_holds_it_and_its_end_lets_it_go():
 
 
 def test_what_came_back_waits_for_the_cooldown_and_says_so_then():
-    again = Recurrence(2, hold_until=NOW + 60, note="It is back.")
+    again = Recurrence(2, hold_until=NOW + 60, span_seconds=90)
     assert asked(an_incident(), recurrence=again) == Hold("opened", "cooldown", NOW + 60)
     assert asked(an_incident(), Told(held="cooldown"), now=NOW + 60, recurrence=again) == Tell(
-        "opened", "It is back."
+        "opened", again
     )
     assert isinstance(asked(CLOSED, Told(held="cooldown"), recurrence=again), Drop)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from example_notices import NOW, SETTINGS, an_incident
 
+from oomwatch.notify.notes import recurrence_note
 from oomwatch.notify.recurrence import History, Recurrence
 
 
@@ -37,14 +38,15 @@ def test_what_is_back_within_the_cooldown_waits_until_that_is_over():
     found = history.recurrence(again)
     assert minutes(found.hold_until) == 15
     assert (found.count, found.flapping) == (2, False)
-    assert found.note == "It is back: 2 times in 12 min."
+    assert recurrence_note(found, "en") == "It is back: 2 times in 12 min."
+    assert recurrence_note(found, "zh") == "再次出现：12 分钟内第 2 次。"
 
 
 def test_what_is_back_later_is_told_at_once_and_says_so():
     history, (_, again) = of((0, 10), (17, None))
     found = history.recurrence(again)
     assert found.hold_until is None
-    assert found.note == "It is back: 2 times in 17 min."
+    assert recurrence_note(found, "en") == "It is back: 2 times in 17 min."
 
 
 def test_what_is_back_after_a_long_quiet_is_new():
@@ -67,7 +69,11 @@ def test_the_one_that_makes_it_flapping_is_told_at_once_and_those_after_it_wait(
     fourth, fifth = (history.recurrence(each) for each in incidents[3:])
     assert fourth.flapping
     assert fourth.hold_until is None
-    assert fourth.note.startswith("It comes and goes, 4 times in 11 min;")
+    note = recurrence_note(fourth, "en")
+    assert note.startswith("It comes and goes, 4 times in 11 min;")
+    assert "quiet for 15 min" in note
+    assert "平静 15 分钟" in recurrence_note(fourth, "zh")
+    assert recurrence_note(Recurrence(), "en") is None
     assert fifth.flapping
     assert minutes(fifth.hold_until) == 13 + 15
 
