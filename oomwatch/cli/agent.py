@@ -38,6 +38,9 @@ def command(
     ctx: click.Context, path: str | None, store: str | None, settings: tuple[str, ...]
 ) -> None:
     """Watch GPUs, engines, logs and the kernel; record what happens; see it coming."""
+    from oomwatch.agent.allocator import give_memory_back
+
+    give_memory_back()  # before the first thread is there
     from oomwatch.agent.service import main_agent
 
     overrides: dict[str, Any] = {}
