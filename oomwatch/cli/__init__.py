@@ -21,6 +21,8 @@ COMMANDS: Final = {
     "agent": "The daemon: watch this host, record it, see failures coming.",
     "incidents": "What the agent has seen.",
     "flags": "Only the flags that fix the last incident, for scripts.",
+    "notify": "Try the receivers of alerts; see what was told and what failed.",
+    "silence": "Tell the receivers nothing of some incidents for a while.",
     "config": "Show, check or print the configuration.",
     "service": "Run the agent under systemd: install, remove, look at it.",
     "db": "Look into the agent's store: stats, check, prune, export.",

@@ -43,6 +43,35 @@ def opened(store: str | None) -> Iterator[Connection]:
         yield connection
 
 
+@contextlib.contextmanager
+def writing(store: str | None) -> Iterator[Connection]:
+    """One transaction in a store that is there; the agent may be running.
+
+    Raises:
+        NoInputError: there is none.
+        StoreError: it cannot be written.
+
+    """
+    from sqlalchemy.exc import DBAPIError
+
+    from oomwatch.cli.db import find_store
+    from oomwatch.store.database import open_reader, open_writer
+    from oomwatch.store.location import StoreError
+
+    url = find_store(store)
+    with open_reader(url):  # a store that is not there is not made
+        pass
+    connection = open_writer(url)
+    try:
+        with connection.begin():
+            yield connection
+    except DBAPIError as error:
+        reason = " ".join(str(error.orig).split())[:200]
+        raise StoreError(f"the store cannot be written: {reason}") from None
+    finally:
+        connection.close()
+
+
 def find_incident(connection: Connection, identity: str | None) -> StoredIncident:
     """The incident of an id or of the beginning of one; without, the last that was diagnosed.
 

@@ -1,0 +1,136 @@
+"""An incident to show messages with, and receivers of every kind that hold no secret."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from oomwatch.config.fields import Key, members
+from oomwatch.config.notify import SinkConfig
+from oomwatch.config.sinks import SINKS
+from oomwatch.notify.notes import grouped_note, recurrence_note, undelivered_note
+from oomwatch.notify.notice import IncidentNotice, Notice, NoticeKind, RemedyNotice
+from oomwatch.notify.recurrence import Recurrence
+from oomwatch.report.locale import Language
+
+KINDS: Final[tuple[NoticeKind, ...]] = (
+    "opened", "updated", "escalated", "resolved", "grouped", "undelivered", "test",
+)  # fmt: skip
+_HELD: Final[Mapping[str, str]] = {
+    "url": "https://hooks.example.com/services/example",
+    "token": "xoxb-example",
+    "secret": "whsec_RXhhbXBsZSBvZiBhIHNlY3JldCwgbm90IG9uZS4=",
+    "routing_key": "0" * 32,
+    "urls": "json://receiver.example.com",
+    "password": "example",
+}
+"""What stands in the place of secrets: a preview reads none and sends nothing."""
+
+
+def example_incident(lang: Language, now: float) -> IncidentNotice:
+    """A server that was refused memory in the middle of a long prefill."""
+    zh = lang == "zh"
+    return IncidentNotice(
+        id="inc-0123456789ab",
+        fingerprint="chat-70b/failure",
+        host="gpu-07",
+        severity="critical",
+        headline="长提示预填充所需的激活显存超过余量"
+        if zh
+        else "A long prefill needed more activation memory than was left",
+        opened_at=now - 95,
+        engine_id="chat-70b",
+        engine="vllm",
+        version="0.11.0",
+        model="Qwen3-32B",
+        gpus=(0, 1),
+        incident_class="long_context",
+        cause="prefill_activation_peak",
+        confidence=0.9,
+        why="The activations of one step of 16,384 tokens needed 2.0 GiB; 1.1 GiB of 79.3 GiB "
+        "were free beside the KV cache.",
+        remedies=(
+            RemedyNotice(
+                "每步最多处理 4096 个提示 token"
+                if zh
+                else "Process at most 4096 prompt tokens in one step",
+                ("--max-num-batched-tokens 4096",),
+                effect="frees 1.5 GiB",
+                validated=True,
+            ),
+            RemedyNotice(
+                "降低 --gpu-memory-utilization" if zh else "Lower --gpu-memory-utilization to 0.88",
+                ("--gpu-memory-utilization 0.88",),
+                effect="frees 1.6 GiB",
+                validated=True,
+            ),
+            RemedyNotice(
+                "限制同时处理的请求数" if zh else "Run at most 128 requests at once",
+                ("--max-num-seqs 128",),
+                validated=True,
+            ),
+        ),
+        memory="GPU 0 (79.3 GiB): weights 61.2 GiB, KV cache 12.4 GiB, activations 4.6 GiB, "
+        "free 1.1 GiB",
+        evidence=(
+            "chat.log:4711: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        ),
+        labels={"team": "chat"},
+    )
+
+
+def example_notices(incident: IncidentNotice, lang: Language, now: float) -> list[Notice]:
+    """One message of each kind about an incident."""
+    over = dataclasses.replace(incident, closed_at=now)
+    other = dataclasses.replace(incident, id="inc-ba9876543210", engine_id="embed")
+    again = Recurrence(count=3, span_seconds=1200.0)
+    notes = {
+        "opened": recurrence_note(again, lang),
+        "grouped": grouped_note(2, 1, lang),
+        "undelivered": undelivered_note("oncall", "hooks.example.com answered 403", lang),
+    }
+    about: dict[str, tuple[IncidentNotice, ...]] = {
+        "resolved": (over,),
+        "grouped": (over, other),
+        "test": (),
+    }
+    return [
+        Notice(f"msg-example-{kind}", kind, now, about.get(kind, (incident,)), notes.get(kind))
+        for kind in KINDS
+    ]
+
+
+def without_secrets(config: SinkConfig) -> tuple[SinkConfig, dict[str, str]]:
+    """A receiver that looks the same, and the variables that stand for its secrets."""
+    files = [
+        key for key in _keys(type(config)) if key.name.endswith("_file") and key.name != "ca_file"
+    ]
+    name = "".join(char if char.isalnum() else "_" for char in config.name or "")
+    held = {key.name.removesuffix("_file") for key in files} & _HELD.keys()
+    if getattr(config, "url", None) is not None:
+        held.discard("url")
+    variables = {f"OOMWATCH_NOTIFY_{name}_{key}".upper(): _HELD[key] for key in held}
+    changes: dict[str, Any] = {key.field: None for key in files}
+    return dataclasses.replace(config, **changes, ca_file=None, proxy=None), variables
+
+
+def example_sink(kind: str, lang: Language) -> SinkConfig:
+    """A receiver of a kind as the example file shows it."""
+    cls = SINKS[kind]
+    given: dict[str, Any] = {}
+    for key in _keys(cls):
+        if key.name in {"channel", "proxy", "url"} or key.name.endswith("_file"):
+            continue
+        if key.example is not None and not key.default:
+            value = tomllib.loads(f"value = {key.example}")["value"]
+            given[key.field] = key.kind.read(value, text=False)
+    given |= {"name": kind, "enabled": True}
+    if any(key.field == "lang" for key in _keys(cls)):
+        given["lang"] = lang
+    return cls(**given)
+
+
+def _keys(cls: type[SinkConfig]) -> list[Key]:
+    return [member for member in members(cls) if isinstance(member, Key)]
