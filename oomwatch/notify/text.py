@@ -105,6 +105,7 @@ def text_body(notice: Notice, lang: Language, detail: Detail = DETAILS[0]) -> st
         paragraphs += _paragraphs(notice, notice.incidents[0], lang, detail)
     else:
         paragraphs += ["\n".join(_item(one, lang, detail)) for one in notice.incidents]
+        paragraphs.append("oomwatch incidents" if notice.incidents else "")
     gap = "\n\n" if len(notice.incidents) <= 1 else "\n"
     return gap.join(filter(None, paragraphs))
 
@@ -171,7 +172,8 @@ def _paragraphs(
     if not over:
         yield _todo(incident.remedies[: detail.remedies], lang, effects=detail.effects)
     facts = [] if over or not detail.memory else [(own["memory"], incident.memory or "")]
-    facts += [*when(incident, lang), (own["incident"], incident.id)]
+    shown = f"oomwatch incidents show {incident.id}"
+    facts += [*when(incident, lang), (own["incident"], shown)]
     facts.append((own["runbook"], more_about(incident, lang)))
     yield "\n".join(f"{label}{colon}{value}" for label, value in facts if value)
     if not over and incident.evidence[: detail.evidence]:

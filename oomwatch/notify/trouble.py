@@ -8,6 +8,17 @@ from collections.abc import Iterable
 from typing import Any
 
 
+def trouble(error: BaseException) -> str:
+    """Why there was no answer, whatever failed."""
+    import ssl  # noqa: PLC0415 - only where something went wrong
+
+    if "Tunnel connection failed" in str(error):
+        return f"the proxy {proxy_trouble(error)}"
+    if any(isinstance(cause, ssl.SSLError) for cause in _causes(error)):
+        return tls_trouble(error)
+    return connection_trouble(error)
+
+
 def tls_trouble(error: BaseException) -> str:
     """Why no TLS connection came about."""
     import ssl  # noqa: PLC0415 - loaded already
