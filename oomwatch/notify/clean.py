@@ -27,8 +27,11 @@ _LINK: Final = re.compile(r"(?i:[a-z][a-z0-9+.-]{1,20}://|javascript:|www\.)[^\s
 _SLACK_CONTROL: Final = re.compile(r"<([!@#])([^<>|]{0,80})(?:\|([^<>]{0,80}))?>")
 _AT_TAG: Final = re.compile(r"</?at\b[^<>]{0,200}>?", re.IGNORECASE)
 _CALL: Final = re.compile(
-    r"[@＠]+(?=(?:here|channel|everyone|all|所有人|全体成员)(?![A-Za-z0-9_]))", re.IGNORECASE
+    r"(?<![@＠])[@＠]++(?=(?:here|channel|everyone|all|所有人|全体成员)(?![A-Za-z0-9_]))",
+    re.IGNORECASE,
 )
+_SIGNS: Final = re.compile(r"[<>@＠]")
+_PASSES: Final = 8
 _REQUEST_TEXT: Final = re.compile(  # a prompt somewhere in a server's own line
     r"""((?:\b|['"_])(?:prompts?|messages?|content|input_text|text_input|inputs?|query|question
     |prompt_token_ids|system_prompt|user_message)['"]?\s{0,4}[=:]\s{0,4}
@@ -45,19 +48,15 @@ def clean_text(text: object, limit: int) -> str:
     return clean(_without_request(_without_signs(line)), limit)
 
 
-def clean_name(text: object, limit: int = 120) -> str:
-    """The same for a name (a host, an engine, a model): no sentence, so never a client's words."""
-    return clean(_without_signs(clean(text, LONGEST)), limit)
-
-
 def without_calls(text: str) -> str:
     """The text without what calls people in Slack, DingTalk, Feishu, WeCom, Teams or Discord."""
-    while True:  # what is taken out of the middle of a word may leave another one
+    for _ in range(_PASSES):  # what is taken out of the middle of a word may leave another one
         before = text
         text = _SLACK_CONTROL.sub(lambda match: match[3] or match[2], text)
         text = _CALL.sub("", _AT_TAG.sub("", text))
         if text == before:
             return text
+    return _SIGNS.sub("", text)  # nobody nests so many by chance
 
 
 def _without_signs(line: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from oomwatch.engines.secrets import hide_text
-from oomwatch.notify.clean import LONGEST, clean_name, clean_text
+from oomwatch.notify.clean import LONGEST, clean_text
 from oomwatch.notify.notice import IncidentNotice, RemedyNotice, Severity
 from oomwatch.notify.wording import TRIGGERS, words
 from oomwatch.records import (
@@ -80,20 +80,20 @@ def incident_notice(
     engine = phrases.engine_of(diagnosis, finding) if diagnosis and finding else None
     ledgers = lead.memory if isinstance(lead, Incident) else ()
     gpus = _gpus(incident, lead, engine, ledgers)
-    cause = clean_name(finding.cause, 60) if finding is not None else None
+    cause = clean_text(finding.cause, 60) if finding is not None else None
     return IncidentNotice(
         id=incident.id,
-        fingerprint=clean_name(incident.fingerprint, 200),
-        host=clean_name(incident.host or "?", 120),
+        fingerprint=clean_text(incident.fingerprint, 200),
+        host=clean_text(incident.host or "?", 120),
         severity=severity_of(incident, cause),
         headline=_headline(incident, cause, lang),
         opened_at=incident.opened_at,
         closed_at=incident.closed_at,
         resolution=_resolution(incident, lang),
-        engine_id=clean_name(incident.engine_id, 120) if incident.engine_id else None,
+        engine_id=clean_text(incident.engine_id, 120) if incident.engine_id else None,
         engine=engine.fork or engine.engine if engine else None,
-        version=clean_name(engine.version, 40) if engine and engine.version else None,
-        model=clean_name(engine.model, 120) if engine and engine.model else None,
+        version=clean_text(engine.version, 40) if engine and engine.version else None,
+        model=clean_text(engine.model, 120) if engine and engine.model else None,
         gpus=gpus,
         incident_class=finding.cls if finding else None,
         cause=cause,
@@ -221,7 +221,7 @@ def _evidence(incident: StoredIncident, finding: Finding | None) -> Iterator[str
 def _quoted(item: Evidence) -> str:
     """``server.log:812: CUDA out of memory``."""
     told = clean_text(phrases.statement(item, LONGEST), _LINE)
-    return f"{clean_name(phrases.where(item), 80)}: {told}"
+    return f"{clean_text(phrases.where(item), 80)}: {told}"
 
 
 def _rank(item: Evidence) -> int:

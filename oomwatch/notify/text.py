@@ -14,6 +14,7 @@ What to do (alternatives, the best first):
 from __future__ import annotations
 
 import dataclasses
+import platform
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -100,7 +101,7 @@ def worst(notice: Notice) -> str:
 
 def text_body(notice: Notice, lang: Language, detail: Detail = DETAILS[0]) -> str:
     """The lines below the subject."""
-    paragraphs = [clean(notice.note, _NOTE)] if notice.note else []
+    paragraphs = [note(notice, lang)]
     if len(notice.incidents) == 1:
         paragraphs += _paragraphs(notice, notice.incidents[0], lang, detail)
     else:
@@ -108,6 +109,13 @@ def text_body(notice: Notice, lang: Language, detail: Detail = DETAILS[0]) -> st
         paragraphs.append("oomwatch incidents" if notice.incidents else "")
     gap = "\n\n" if len(notice.incidents) <= 1 else "\n"
     return gap.join(filter(None, paragraphs))
+
+
+def note(notice: Notice, lang: Language) -> str:
+    """What is said about the message itself."""
+    if notice.note is None and notice.kind == "test":
+        return words(lang)["test_note"].format(host=platform.node() or "?")
+    return clean(notice.note or "", _NOTE)
 
 
 def place(incident: IncidentNotice) -> str:

@@ -80,8 +80,8 @@ def _parts(
         return
     incident, own = notice.incidents[0], words(lang)
     over = notice.kind == "resolved"
-    if notice.note:
-        yield [_section(_plain(clean(notice.note, 600)))]
+    if note := text.note(notice, lang):
+        yield [_section(_plain(note))]
     head = [_bold(text.place(incident))]
     if cause := text.cause_line(incident, lang):
         head.append(_plain(f"\n{own['cause']}{own['colon']}{cause}"))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import platform
 
 import pytest
 from loopback_receiver import Reply
@@ -235,6 +236,13 @@ def test_preview_reads_like_the_channel(receiver, secret):
     assert said.startswith("(in the thread of C012, and the first message is changed)")
     assert "[RESOLVED]" in webhook(receiver, secret).preview(notice("resolved"), None)
     assert not receiver.got
+
+
+@pytest.mark.parametrize(("lang", "words"), [("en", "will be told"), ("zh", "通知到您")])
+def test_a_test_says_from_where_it_is(lang, words):
+    said = shown(slack_payload(notice("test", note=None), lang))
+    assert words in said
+    assert platform.node() in said
 
 
 def test_chinese_words(receiver, secret):
