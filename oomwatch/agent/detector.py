@@ -66,8 +66,8 @@ class Recorder(Protocol):
 class Detector:
     """Takes messages one by one; `tick` does what is due. All of it in one thread.
 
-    Only `headroom_lasts_seconds`, `forecasts`, `opened_lately` and what the book says of its
-    incidents are for other threads too.
+    Only `headroom_lasts_seconds`, `forecasts`, `opened_lately`, `judged_at` and what the book says
+    of its incidents are for other threads too.
     """
 
     def __init__(
@@ -123,6 +123,10 @@ class Detector:
     def opened_lately(self, seconds: float, now: float) -> bool:
         """Whether an incident was opened within this time before monotonic time `now`."""
         return now - self._opened_at < seconds
+
+    def judged_at(self, engine_id: str) -> float:
+        """When all was told that the log of an engine held at that monotonic time."""
+        return self._failures.judged_at(engine_id)
 
     # ---------------------------------------------------------------- messages
     def handle(self, message: Message) -> None:

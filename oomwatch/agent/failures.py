@@ -43,6 +43,8 @@ class _Log:
 
     due: float | None = None
     judged: float = float("-inf")
+    done: float = float("-inf")
+    """When it was judged last and what that found was handed on."""
     quiet: int = 0
     told: dict[tuple[Any, ...], None] = dataclasses.field(default_factory=dict)
 
@@ -153,6 +155,12 @@ class Failures:
         log.quiet = 0 if fresh else log.quiet + 1
         for place, finding in reversed(fresh):  # oldest first
             self._tell(engine, diagnosis, place, finding, now)
+        log.done = now
+
+    def judged_at(self, engine_id: str) -> float:
+        """When all was told that the log of an engine held at that monotonic time. Any thread."""
+        log = self._logs.get(engine_id)
+        return float("-inf") if log is None else log.done
 
     def _diagnose(self, engine: WatchedEngine) -> Diagnosis:
         """What happened to this start; a server that stops on request may kill its workers."""

@@ -25,6 +25,8 @@ LOOK_SECONDS: Final = 0.2
 _SAVE_SECONDS: Final = 2.0
 _KEEP_SECONDS: Final = 900.0
 """A keeper that backs off starts an engine anew after minutes: its log is followed for so long."""
+_UNJUDGED_SECONDS: Final = 120.0
+"""Telling lines that nobody has judged by then are not read again after a restart."""
 _MAX_EXCERPT_LINES: Final = 200
 """Telling lines of one look that are stored; a flood of them says the same."""
 
@@ -45,6 +47,8 @@ class _Followed:
     engine_id: str
     trouble: str | None = None
     saved: Mapping[str, Any] | None = None
+    unjudged: tuple[float, Mapping[str, Any] | None] | None = None
+    """When telling lines were handed on, and the place after them, until they were judged."""
     alone_since: float | None = None
     """Since when no engine that runs writes it."""
 
@@ -58,8 +62,15 @@ class LogFollowers:
         sink: Sink,
         on_telling: Callable[[str], None],
         positions: Mapping[str, Mapping[str, Any]] | None = None,
+        judged_at: Callable[[str], float] = lambda _engine_id: float("inf"),
     ) -> None:
+        """`judged_at` says when telling lines of an engine were judged last, in monotonic time.
+
+        A position is saved once what stands before it was judged: an agent that is killed in
+        between reads it again, and finds the failure that it tells of.
+        """
         self._sources = sources
+        self._judged_at = judged_at
         self._sink = sink
         self._on_telling = on_telling
         self._positions = dict(positions or {})
@@ -173,18 +184,22 @@ class LogFollowers:
         if lines:
             self.lines_total += len(lines)
             self._sink.put_events(lines[:_MAX_EXCERPT_LINES], one.engine_id)
+            if one.unjudged is None:
+                one.unjudged = (time.monotonic(), _position(one))
             self._on_telling(one.engine_id)
-        if saving or lines:
-            self._save(place, one)
+        if one.unjudged is not None:
+            told, position = one.unjudged
+            is_judged = self._judged_at(one.engine_id) >= told
+            if is_judged or time.monotonic() - told > _UNJUDGED_SECONDS:
+                one.unjudged = None
+                self._save(place, one, position)
+        elif saving:
+            self._save(place, one, _position(one))
 
-    def _save(self, place: str, one: _Followed) -> None:
-        position = one.tail.follower.position
-        if position is None:
-            return
-        value = position.to_json() if isinstance(position, FilePosition) else position
-        if value != one.saved:
-            one.saved = self._positions[place] = value
-            self._sink.save_position(place, value)
+    def _save(self, place: str, one: _Followed, position: Mapping[str, Any] | None) -> None:
+        if position is not None and position != one.saved:
+            one.saved = self._positions[place] = position
+            self._sink.save_position(place, position)
 
     def run(self, stop: threading.Event) -> None:
         """Look again and again until told to stop."""
@@ -195,3 +210,9 @@ class LogFollowers:
         with self._lock:
             for one in self._followed.values():
                 one.tail.follower.close()
+
+
+def _position(one: _Followed) -> Mapping[str, Any] | None:
+    """Where its follower is now, as the store keeps it."""
+    position = one.tail.follower.position
+    return position.to_json() if isinstance(position, FilePosition) else position

@@ -116,7 +116,13 @@ class Agent:
         now = time.monotonic()
         book = IncidentBook(self.host, self.config.incidents, known, now=now)
         detector = self.detector = Detector(self.config, self.table, explainer, self.notifier, book)
-        logs = LogFollowers(self.config.sources, self.writer, self._telling_lines, positions)
+        logs = LogFollowers(
+            self.config.sources,
+            self.writer,
+            self._telling_lines,
+            positions,
+            judged_at=detector.judged_at,
+        )
         following = self.following = Following(
             self.config,
             self.table,

@@ -37,8 +37,13 @@ class Rig:
         self.folder = folder
         self.sink = Sink()
         self.told: list[str] = []
+        self.judged_at = float("inf")
         self.followers = LogFollowers(
-            Config().sources, self.sink, self.told.append, positions or {}
+            Config().sources,
+            self.sink,
+            self.told.append,
+            positions or {},
+            judged_at=lambda _engine_id: self.judged_at,
         )
 
     def engine(self, name: str, *files: str) -> WatchedEngine:
@@ -130,6 +135,54 @@ def test_another_run_goes_on_from_the_saved_place(tmp_path):
     again.followers.look()
     assert len(again.sink.lines) == 1
     again.close()
+
+
+def test_what_was_not_judged_is_read_again_by_another_run(tmp_path):
+    """An agent that is killed between reading a failure and telling of it must not lose it."""
+    first = Rig(tmp_path)
+    first.write("a.log", "INFO hello\n")
+    first.followers.attach(first.engine("one", "a.log"))
+    first.followers.look()
+    first.judged_at = float("-inf")
+    first.write("a.log", FAILED)
+    first.followers.look()
+    first.write("a.log", FAILED)
+    first.followers.look()
+    first.close()
+    again = Rig(tmp_path, first.sink.positions)
+    again.followers.attach(again.engine("one", "a.log"))
+    again.followers.look()
+    texts = [text for _, text in again.sink.lines]
+    assert texts == ["torch.OutOfMemoryError: CUDA out of memory."] * 2
+    assert again.told == ["one"]
+    again.close()
+
+
+def test_a_place_is_saved_once_it_was_judged_also_in_a_flood_of_telling_lines(rig):
+    path = str(rig.folder / "a.log")
+    rig.judged_at = float("-inf")
+    rig.write("a.log", FAILED)
+    rig.followers.attach(rig.engine("one", "a.log"))
+    rig.followers.look()
+    rig.write("a.log", FAILED)
+    rig.followers.look()
+    assert path not in rig.sink.positions
+    rig.judged_at = rig.followers._followed[path].unjudged[0]
+    rig.followers.look()
+    assert rig.sink.positions[path]["offset"] == len(FAILED)
+    rig.judged_at = float("inf")
+    rig.write("a.log", FAILED)
+    rig.followers.look()
+    assert rig.sink.positions[path]["offset"] == 3 * len(FAILED)
+
+
+def test_what_nobody_judges_is_not_kept_for_ever(rig, monkeypatch):
+    monkeypatch.setattr(logs, "_UNJUDGED_SECONDS", 0.0)
+    rig.judged_at = float("-inf")
+    rig.write("a.log", FAILED)
+    rig.followers.attach(rig.engine("one", "a.log"))
+    rig.followers.look()
+    assert str(rig.folder / "a.log") in rig.sink.positions
 
 
 def test_what_is_switched_off_is_not_read(rig):
