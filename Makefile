@@ -42,6 +42,7 @@ bench: $(INSTALLED)
 	$(PY) benchmarks/log_scan.py
 	$(PY) benchmarks/store.py
 	$(PY) benchmarks/agent.py --peers-path "$(PEERS)"
+	$(PY) benchmarks/export.py
 
 soak: $(INSTALLED)
 	$(PY) benchmarks/soak.py

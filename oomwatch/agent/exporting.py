@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
 from oomwatch.agent.figures import Figures
 from oomwatch.agent.otlp_feed import OtlpFeed
 from oomwatch.agent.own_figures import OwnFigures
+from oomwatch.agent.pages import Pages
 from oomwatch.agent.repeat import Repeat
 from oomwatch.agent.runbooks import runbook
 from oomwatch.agent.start_facts import StartFacts
@@ -24,12 +23,12 @@ from oomwatch.export.samples import Samples
 from oomwatch.export.server import MetricsServer
 from oomwatch.export.site import Site
 from oomwatch.export.snapshot import Snapshot
-from oomwatch.export.text import Format, render
+from oomwatch.export.text import Format
 from oomwatch.export.textfile import remove_textfile, write_textfile
 
 _LOG = logging.getLogger(__name__)
 
-_LOOK_SECONDS: Final = 2.0
+_LOOK_SECONDS: Final = 1.0
 
 
 class Part(Protocol):
@@ -58,8 +57,7 @@ class Exporting:
         self._own = own
         self._facts = facts
         self._environ = os.environ if environ is None else environ
-        self._lock = threading.Lock()
-        self._exporter = Exporter()
+        self._pages = Pages(figures, own)
         self._site = Site(self.page, figures.is_ready, runbook)
         self._look = Repeat("export", _LOOK_SECONDS, self._look_around)
         self._parts: list[Part] = []
@@ -88,8 +86,7 @@ class Exporting:
     def _open(self) -> None:
         config = self._config
         self._figures.process_ids = config.process_ids
-        with self._lock:
-            self._exporter = Exporter(dcgm_labels=config.dcgm_labels)
+        self._pages.exporter = Exporter(dcgm_labels=config.dcgm_labels)
         self._parts = [*self._servers(config), *self._others(config)]
         for part in self._parts:
             part.start()
@@ -115,25 +112,16 @@ class Exporting:
     # ---------------------------------------------------------------- figures
     def page(self, form: Format, asking: str) -> bytes | None:
         """The page for whoever asks; None before the first look at everything."""
-        begun = time.perf_counter()
-        made = self.samples(asking)
-        if made is None:
-            return None
-        page = render(made[1], form)
-        self._own.page_seconds = time.perf_counter() - begun
-        return page
+        return self._pages.page(form, asking)
 
-    def samples(self, asking: str) -> tuple[Snapshot, Samples] | None:
-        """What the page is made of, and the snapshot behind it."""
-        with self._lock:
-            snapshot = self._figures.snapshot(asking)
-            return None if snapshot is None else (snapshot, self._exporter.samples(snapshot))
+    def samples(self, asking: str) -> tuple[Snapshot, tuple[Samples, Samples]] | None:
+        """What the page is made of, its peaks apart, and the snapshot behind it."""
+        return self._pages.samples(asking)
 
     def _look_around(self) -> None:
         """Look at what no page may wait for: our own process, files, the logs of new starts."""
         self._own.look()
-        with self._lock:
-            self._figures.look()
+        self._pages.prepare()
         self._figures.components = self._facts.look()
 
 

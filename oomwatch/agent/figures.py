@@ -11,8 +11,9 @@ from oomwatch import __version__
 from oomwatch.agent.detector import Detector
 from oomwatch.agent.engines import EngineTable, WatchedEngine
 from oomwatch.agent.feeds import Feeds
-from oomwatch.agent.gpu_figures import gpu_figures, holder_figures, pod_of
+from oomwatch.agent.gpu_figures import gpu_figures, holder_figures, pod_of, short_id
 from oomwatch.agent.incident_figures import IncidentCounts
+from oomwatch.agent.start_facts import Start
 from oomwatch.detect.incidents import FAMILY
 from oomwatch.export.peaks import Peaks
 from oomwatch.export.snapshot import (
@@ -23,6 +24,7 @@ from oomwatch.export.snapshot import (
     GpuFigures,
     HolderFigures,
     IncidentFigures,
+    PeakFigures,
     PoolFigures,
     Snapshot,
 )
@@ -59,7 +61,7 @@ class Figures:
         self._swept_at: float | None = None
         self._expected = 0
         self.incidents = IncidentCounts()
-        self.components: Mapping[tuple[int, int | None], Mapping[str, int]] = {}
+        self.components: Mapping[Start, Mapping[str, int]] = {}
         """By start of an engine: what its log said of its memory."""
         self.process_ids = False
 
@@ -88,16 +90,21 @@ class Figures:
         swept = sampler is None or feeds.swept_at or sampler.silent_seconds > 1
         return bool(swept and feeds.host_read_at)
 
-    def snapshot(self, asking: str) -> Snapshot | None:
-        """What is known now; None before the first look. `asking` gets maxima since it last did."""
+    def peaks(self, asking: str) -> PeakFigures:
+        """Maxima since `asking` has asked before."""
+        now = time.monotonic()
+        late = self._late.since_last(asking, now)
+        return PeakFigures(self._used.since_last(asking, now), late.get(_LATE))
+
+    def snapshot(self) -> Snapshot | None:
+        """What is known now; None before the first look at everything."""
         if not self.is_ready():
             return None
         now, wall = time.monotonic(), time.time()
         feeds, detector = self._feeds, self._detector()
         reading = feeds.last_reading
         sampler = feeds.sampler
-        late = self._late.since_last(asking, now)
-        gpus = self._gpus(asking, now)
+        gpus = self._gpus(now)
         host = feeds.last_host
         host_known = host is not None and now - feeds.host_read_at < _FRESH_SECONDS
         own = self._own()
@@ -111,7 +118,7 @@ class Figures:
             at=wall,
             host=self.host,
             version=__version__,
-            agent=dataclasses.replace(own, sources=sources, late_seconds=late.get(_LATE)),
+            agent=dataclasses.replace(own, sources=sources),
             driver_version=reading.driver_version if reading is not None else None,
             driver_silent_seconds=sampler.silent_seconds if sampler is not None else None,
             gpus=tuple(gpus),
@@ -147,21 +154,11 @@ class Figures:
         swept = self._swept_at
         return swept is not None and now - swept < max(_FRESH_SECONDS, 3 * usual)
 
-    def _gpus(self, asking: str, now: float) -> list[GpuFigures]:
+    def _gpus(self, now: float) -> list[GpuFigures]:
         reading = self._feeds.last_reading
-        highest = self._used.since_last(asking, now)
         if reading is None:
             return []
-        return [
-            dataclasses.replace(
-                figures,
-                sample=dataclasses.replace(
-                    figures.sample,
-                    used_max_bytes=_whole(highest.get((figures.sample.gpu, figures.mig))),
-                ),
-            )
-            for figures in gpu_figures(reading, is_fresh=self._is_swept(now))
-        ]
+        return list(gpu_figures(reading, is_fresh=self._is_swept(now)))
 
     def _holders(self, gpus: list[GpuFigures]) -> tuple[HolderFigures, ...]:
         reading = self._feeds.last_reading
@@ -189,14 +186,14 @@ class Figures:
             version=recorded.version,
             model=found.model,
             unit=found.unit,
-            container=found.container and found.container[:12],
+            container=short_id(found.container),
             namespace=namespace,
             pod=pod,
             started_at=recorded.started_at or found.started_at,
             scraped=is_fresh if has_page else None,
             answer_seconds=engine.answer_seconds,
             pools=_pools(engine),
-            components=self.components.get(engine.root, {}),
+            components=self.components.get((engine.id, engine.root), {}),
         )
 
     def _forecasts(self, detector: Detector | None) -> tuple[ForecastFigures, ...]:
@@ -231,7 +228,3 @@ def _pools(engine: WatchedEngine) -> tuple[PoolFigures, ...]:
         for name, watch in engine.watches.items()
         if watch.last is not None
     )
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)

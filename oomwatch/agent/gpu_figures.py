@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 from oomwatch.agent.engines import EngineTable
-from oomwatch.discovery import DiscoveredEngine
+from oomwatch.discovery import DiscoveredEngine, GpuHolder
 from oomwatch.export.snapshot import GpuFigures, HolderFigures
 from oomwatch.records import GpuProcessSample
 from oomwatch.sources.nvml import NvmlReading
 from oomwatch.sources.nvml_device import GpuReading
 
-_NO_ANSWER = frozenset({"gpu_lost", "hung", "no_permission", "error"})
+_NO_ANSWER: Final = frozenset({"gpu_lost", "hung", "no_permission", "error"})
 
 
 def gpu_figures(reading: NvmlReading, *, is_fresh: bool) -> Iterator[GpuFigures]:
@@ -35,6 +35,18 @@ def _unattributed(gpu: GpuReading, processes: Iterable[GpuProcessSample]) -> int
     return max(0, used - sum(known))
 
 
+class _Who(NamedTuple):
+    """Whose a process is, by the names that holders are told by."""
+
+    engine_id: str | None = None
+    role: str = "other"
+    process: str | None = None
+    unit: str | None = None
+    container: str | None = None
+    namespace: str | None = None
+    pod: str | None = None
+
+
 def holder_figures(
     processes: Iterable[GpuProcessSample],
     uuids: Mapping[int, str | None],
@@ -44,47 +56,54 @@ def holder_figures(
 ) -> list[HolderFigures]:
     """Memory by holder: processes of one engine and role on one GPU are one, unless `by_pid`."""
     members = {
-        member.process.pid: (engine, member.role)
+        member.process.pid: (engine.found, member.role)
         for engine in table
         for member in engine.found.members
     }
     others = {holder.sample.pid: holder for holder in table.holders}
-    held: collections.Counter[HolderFigures] = collections.Counter()
+    held: dict[tuple[int, str, _Who, int | None], int] = collections.defaultdict(int)
     for process in processes:
         if process.used_bytes is None:
             continue
-        who = HolderFigures(
-            gpu=process.gpu,
-            uuid=uuids.get(process.gpu),
-            used_bytes=0,
-            mig=process.mig or "",
-            pid=process.pid if by_pid else None,
-        )
-        found = members.get(process.pid)
-        other = others.get(process.pid)
+        pid = process.pid
+        found = members.get(pid)
         if found is not None:
-            engine, role = found
-            namespace, pod = pod_of(engine.found)
-            who = dataclasses.replace(
-                who,
-                engine_id=engine.id,
-                role=role,
-                unit=engine.found.unit,
-                container=engine.found.container and engine.found.container[:12],
-                namespace=namespace,
-                pod=pod,
-            )
+            who = _member(*found)
         else:
-            who = dataclasses.replace(
-                who,
-                engine_id=table.orphans.get(process.pid),
-                role="orphan" if process.pid in table.orphans else "other",
-                process=process.name or (other.title if other is not None else None),
-                unit=other.unit if other is not None else None,
-                container=other.container and other.container[:12] if other is not None else None,
-            )
-        held[who] += process.used_bytes
-    return [dataclasses.replace(who, used_bytes=size) for who, size in held.items()]
+            who = _other(process, others.get(pid), table.orphans.get(pid))
+        held[process.gpu, process.mig or "", who, pid if by_pid else None] += process.used_bytes
+    return [
+        HolderFigures(gpu, uuids.get(gpu), used_bytes, mig, **who._asdict(), pid=pid)
+        for (gpu, mig, who, pid), used_bytes in held.items()
+    ]
+
+
+def _member(engine: DiscoveredEngine, role: str) -> _Who:
+    namespace, pod = pod_of(engine)
+    return _Who(
+        engine_id=engine.recorded.id,
+        role=role,
+        unit=engine.unit,
+        container=short_id(engine.container),
+        namespace=namespace,
+        pod=pod,
+    )
+
+
+def _other(process: GpuProcessSample, holder: GpuHolder | None, orphan_of: str | None) -> _Who:
+    """A process of no engine that runs: what a search has found about it, if one has."""
+    return _Who(
+        engine_id=orphan_of,
+        role="other" if orphan_of is None else "orphan",
+        process=process.name or (holder.title if holder is not None else None),
+        unit=holder.unit if holder is not None else None,
+        container=short_id(holder.container) if holder is not None else None,
+    )
+
+
+def short_id(container: str | None) -> str | None:
+    """A container's id as people know it."""
+    return container and container[:12]
 
 
 def pod_of(engine: DiscoveredEngine) -> tuple[str | None, str | None]:

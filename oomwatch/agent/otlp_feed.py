@@ -28,7 +28,7 @@ _MACHINE_ID: Final = "/etc/machine-id"
 class Source(Protocol):
     """What makes samples."""
 
-    def samples(self, asking: str) -> tuple[Snapshot, Samples] | None:
+    def samples(self, asking: str) -> tuple[Snapshot, tuple[Samples, Samples]] | None:
         """The samples of now; None before the first look."""
 
 

@@ -11,7 +11,8 @@ from oomwatch.diagnose.assemble import assemble
 from oomwatch.diagnose.inputs import Inputs, LogInput
 from oomwatch.records import EngineFacts
 
-Root = tuple[int, int | None]
+Start = tuple[str, tuple[int, int | None]]
+"""Id and root of an engine: those known by their page alone have the same root."""
 
 _SETTLED_SECONDS: Final = 5.0
 """The last lines of a start come a moment after its page answers."""
@@ -23,19 +24,19 @@ class StartFacts:
     def __init__(self, host: str, table: EngineTable) -> None:
         self._host = host
         self._table = table
-        self._known: dict[Root, Mapping[str, int]] = {}
+        self._known: dict[Start, Mapping[str, int]] = {}
 
-    def look(self) -> Mapping[Root, Mapping[str, int]]:
+    def look(self) -> Mapping[Start, Mapping[str, int]]:
         """Bytes on one GPU by what they are for, by start; of new starts the log is read."""
         now = time.monotonic()
-        engines = {engine.root: engine for engine in self._table}
-        self._known = {root: sizes for root, sizes in self._known.items() if root in engines}
-        for root, engine in engines.items():
+        engines = {(engine.id, engine.root): engine for engine in self._table}
+        self._known = {start: sizes for start, sizes in self._known.items() if start in engines}
+        for start, engine in engines.items():
             served = engine.served_monotonic
-            if root in self._known or served is None or now - served < _SETTLED_SECONDS:
+            if start in self._known or served is None or now - served < _SETTLED_SECONDS:
                 continue
             if engine.tails:
-                self._known[root] = self._read(engine)
+                self._known[start] = self._read(engine)
         return dict(self._known)
 
     def _read(self, engine: WatchedEngine) -> Mapping[str, int]:

@@ -21,7 +21,6 @@ def add_agent(samples: Samples, cache: LabelCache, snapshot: Snapshot) -> None:
         ("oomwatch_self_threads", agent.threads),
         ("oomwatch_self_open_files", agent.open_files),
         ("oomwatch_self_stuck_threads", agent.stuck_threads),
-        ("oomwatch_self_sample_late_max_seconds", agent.late_seconds),
         ("oomwatch_self_store_bytes", agent.store_bytes),
         ("oomwatch_self_page_duration_seconds", agent.page_seconds),
     ):

@@ -19,6 +19,7 @@ from oomwatch.export.snapshot import (
     EngineFigures,
     GpuFigures,
     HolderFigures,
+    PeakFigures,
     Snapshot,
 )
 
@@ -36,9 +37,14 @@ class Exporter:
         """`dcgm_labels`: with the labels that are named otherwise than Prometheus advises."""
         self._dcgm_labels = dcgm_labels
         self._cache = LabelCache()
+        self._causes: dict[tuple[str, str], Labels] = {
+            (cls, cause): Labels((("class", cls), ("cause", cause)))
+            for cls, causes in CAUSES.items()
+            for cause in causes
+        }
 
     def samples(self, snapshot: Snapshot) -> Samples:
-        """All samples of a snapshot."""
+        """All samples of a snapshot, but for the peaks."""
         samples = Samples()
         for gpu in snapshot.gpus:
             self._add_gpu(samples, snapshot, gpu)
@@ -56,15 +62,29 @@ class Exporter:
         samples.add("oomwatch_self_series_left_out", NONE, left_out)
         return samples
 
+    def peaks(self, snapshot: Snapshot, peaks: PeakFigures) -> Samples:
+        """The samples that differ by who asks: few, so that they are made for each."""
+        samples = Samples()
+        for gpu in snapshot.gpus:
+            if gpu.ok:
+                highest = peaks.used_bytes.get((gpu.sample.gpu, gpu.mig))
+                labels = self._labels_of(snapshot, gpu)
+                samples.add("oomwatch_gpu_memory_used_max_bytes", labels, highest)
+        samples.add("oomwatch_self_sample_late_max_seconds", NONE, peaks.late_seconds)
+        return samples
+
+    def _labels_of(self, snapshot: Snapshot, gpu: GpuFigures) -> Labels:
+        if not gpu.mig:
+            return self._gpu(gpu.sample.gpu, gpu.sample.uuid, "")
+        whole = (g.sample for g in snapshot.gpus if g.sample.gpu == gpu.sample.gpu and not g.mig)
+        return self._gpu(gpu.sample.gpu, next((each.uuid for each in whole), None), gpu.mig)
+
     def _gpu(self, index: int, uuid: str | None, mig: str) -> Labels:
         return self._cache.get({"gpu": str(index), "uuid": uuid, "mig": mig})
 
     def _add_gpu(self, samples: Samples, snapshot: Snapshot, gpu: GpuFigures) -> None:
         sample = gpu.sample
-        whole = next(
-            (g.sample.uuid for g in snapshot.gpus if g.sample.gpu == sample.gpu and not g.mig), None
-        )
-        labels = self._gpu(sample.gpu, whole if gpu.mig else sample.uuid, gpu.mig)
+        labels = self._labels_of(snapshot, gpu)
         samples.add("oomwatch_gpu_success", labels, gpu.ok)
         if not gpu.ok:
             return
@@ -82,8 +102,6 @@ class Exporter:
         samples.add("oomwatch_gpu_memory_used_bytes", labels, sample.used_bytes)
         samples.add("oomwatch_gpu_memory_free_bytes", labels, sample.free_bytes)
         samples.add("oomwatch_gpu_memory_reserved_bytes", labels, sample.reserved_bytes)
-        highest = sample.used_bytes if sample.used_max_bytes is None else sample.used_max_bytes
-        samples.add("oomwatch_gpu_memory_used_max_bytes", labels, highest)
         samples.add("oomwatch_gpu_memory_unattributed_bytes", labels, gpu.unattributed_bytes)
         samples.add("oomwatch_gpu_utilization_ratio", labels, sample.utilization_ratio)
 
@@ -141,17 +159,22 @@ class Exporter:
             )
             samples.add("oomwatch_incident_open", labels, 1)
         # A counter that begins at 1 has no increase: all that there may be begin at 0.
-        known = [(cls, cause) for cls, causes in CAUSES.items() for cause in causes]
-        for cls, cause in dict.fromkeys((*known, *snapshot.incidents_total)):
-            labels = self._cache.get({"class": cls, "cause": cause})
-            count = snapshot.incidents_total.get((cls, cause), 0)
+        for key, labels in self._causes.items():
+            count = snapshot.incidents_total.get(key, 0)
             samples.add("oomwatch_incidents_total", labels, count)
-        for (cls, cause), at in snapshot.last_incidents.items():
-            labels = self._cache.get({"class": cls, "cause": cause})
-            samples.add("oomwatch_incident_last_timestamp_seconds", labels, at)
+        for key, count in snapshot.incidents_total.items():
+            if key not in self._causes:
+                samples.add("oomwatch_incidents_total", self._cause(key), count)
+        for key, at in snapshot.last_incidents.items():
+            samples.add("oomwatch_incident_last_timestamp_seconds", self._cause(key), at)
         for kind, count in snapshot.triggers_total.items():
             samples.add("oomwatch_triggers_total", self._cache.get({"kind": kind}), count)
         return max(0, len(snapshot.incidents) - MOST_INCIDENTS)
+
+    def _cause(self, key: tuple[str, str]) -> Labels:
+        """Labels of a class and a cause, also of one that this version does not know."""
+        cls, cause = key
+        return self._causes.get(key) or self._cache.get({"class": cls, "cause": cause})
 
 
 def _limited(engines: Iterable[EngineFigures]) -> tuple[list[EngineFigures], int]:

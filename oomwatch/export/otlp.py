@@ -8,6 +8,7 @@ Prometheus' has the same ones as the metrics page.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import uuid
 from collections.abc import Iterable, Mapping
@@ -40,13 +41,13 @@ def otlp_name(metric: Metric) -> str:
 
 
 def metrics_request(
-    samples: Samples, snapshot: Snapshot, resource: Mapping[str, Any]
+    parts: Iterable[Samples], snapshot: Snapshot, resource: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The body of a request to ``/v1/metrics``."""
     start, now = _nanoseconds(snapshot.agent.started_at), _nanoseconds(snapshot.at)
     gpus = {gpu.mig or gpu.sample.uuid or "": gpu.sample.name for gpu in snapshot.gpus}
     metrics = []
-    for metric, found in samples:
+    for metric, found in itertools.chain.from_iterable(parts):
         points = [
             _point(_attributes(metric, labels, gpus, snapshot.driver_version), value, start, now)
             for labels, value in found

@@ -14,13 +14,20 @@ class Samples:
     """Samples by the name of their metric; no figure, no sample."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, list[Sample]] = {name: [] for name in METRICS}
+        self._by_name: dict[str, list[Sample]] = {}
 
     def add(self, name: str, labels: Labels, value: float | None) -> None:
         """Add a sample; None and NaN are unknown, and add nothing. KeyError for no metric."""
         if value is not None and value == value:  # noqa: PLR0124 - only NaN is not itself
-            self._by_name[name].append((labels, value))
+            found = self._by_name.get(name)
+            if found is None:
+                found = self._by_name[METRICS[name].name] = []
+            found.append((labels, value))
 
     def __iter__(self) -> Iterator[tuple[Metric, list[Sample]]]:
         """The metrics that have samples, in the order of the table."""
-        return ((METRICS[name], found) for name, found in self._by_name.items() if found)
+        return (
+            (metric, found)
+            for name, metric in METRICS.items()
+            if (found := self._by_name.get(name)) is not None
+        )

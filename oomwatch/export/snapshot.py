@@ -114,12 +114,20 @@ class AgentFigures:
     open_files: int | None = None
     store_bytes: int | None = None
     stuck_threads: int = 0
-    late_seconds: float | None = None
     reload_ok: bool = True
     page_seconds: float | None = None
     queues: Mapping[str, int] = dataclasses.field(default_factory=dict)
     dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
     sources: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PeakFigures:
+    """Maxima since somebody has asked before: the only figures that differ by who asks."""
+
+    used_bytes: Mapping[tuple[int, str], float] = dataclasses.field(default_factory=dict)
+    """By index of a GPU and UUID of its MIG instance, or an empty text."""
+    late_seconds: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,8 +16,12 @@ CONTENT_TYPES: Final[dict[Format, str]] = {
 _KINDS: Final = {"gauge": "gauge", "counter": "counter", "info": "gauge"}
 
 
+END: Final[dict[Format, bytes]] = {"text": b"", "openmetrics": b"# EOF\n"}
+"""What comes after the last part of a page."""
+
+
 def render(samples: Samples, form: Format = "text") -> bytes:
-    """The page of these samples, UTF-8."""
+    """The part of a page that these samples are, UTF-8."""
     is_open = form == "openmetrics"
     lines: list[str] = []
     for metric, found in samples:
@@ -30,9 +34,7 @@ def render(samples: Samples, form: Format = "text") -> bytes:
         lines.append(f"# TYPE {family} {kind}")
         name = metric.name
         lines += [f"{name}{labels.text} {number(value)}" for labels, value in found]
-    if is_open:
-        lines.append("# EOF")
-    return ("\n".join(lines) + "\n").encode("utf-8", "replace")
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
 
 
 def number(value: float) -> str:

@@ -29,7 +29,6 @@ def gpu(index: int = 0, **more) -> GpuFigures:
         free_bytes=9 * GIB,
         reserved_bytes=GIB,
         utilization_ratio=0.6,
-        used_max_bytes=71 * GIB,
     )
     return GpuFigures(sample, pci=f"0000:{index:02x}:00.0", unattributed_bytes=GIB, **more)
 
@@ -88,7 +87,6 @@ def host(gpus: int = 1, holders: int = 1, engines: int = 1, **more) -> Snapshot:
             threads=12,
             open_files=20,
             store_bytes=1 << 20,
-            late_seconds=0.001,
             page_seconds=0.001,
             queues={"detector": 0, "store": 3},
             dropped={"detector": 0},

@@ -76,7 +76,7 @@ def values(attributes) -> dict[str, str]:
 def metrics_of(snapshot) -> tuple[dict, dict]:
     """Attributes of the resource, and metrics by name, as the protocol's own messages."""
     resource = resource_of("gpu-1", "0.1.0", "0123456789abcdef")
-    body = metrics_request(Exporter().samples(snapshot), snapshot, resource)
+    body = metrics_request([Exporter().samples(snapshot)], snapshot, resource)
     message = json_format.Parse(json.dumps(body), ExportMetricsServiceRequest())
     (resource_metrics,) = message.resource_metrics
     (scope_metrics,) = resource_metrics.scope_metrics
@@ -184,7 +184,7 @@ def test_it_is_sent_as_the_specification_says(collector):
     sender = sender_to(collector, Authorization="Bearer geheim")
     snapshot = host()
     assert sender.send_metrics(
-        metrics_request(Exporter().samples(snapshot), snapshot, sender.resource)
+        metrics_request([Exporter().samples(snapshot)], snapshot, sender.resource)
     )
     sender.add_record(log_record("opened", incident(), AT))
     assert sender.send_records()

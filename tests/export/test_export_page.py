@@ -19,8 +19,10 @@ from oomwatch.export.families import MOST_ENGINES, MOST_HOLDERS, MOST_INCIDENTS,
 from oomwatch.export.labels import LabelCache
 from oomwatch.export.metrics import METRICS
 from oomwatch.export.samples import Samples
-from oomwatch.export.snapshot import HolderFigures
-from oomwatch.export.text import preferred, render
+from oomwatch.export.snapshot import HolderFigures, PeakFigures
+from oomwatch.export.text import END, preferred, render
+
+PEAKS = PeakFigures({(0, ""): 71 * GIB, (0, "MIG-1"): 5 * GIB}, 0.25)
 
 
 def parsed(page: bytes, form: str = "text") -> dict[str, dict[tuple, float]]:
@@ -39,8 +41,14 @@ def parsed(page: bytes, form: str = "text") -> dict[str, dict[tuple, float]]:
     return found
 
 
+def written(snapshot, form="text", peaks=PEAKS, **options) -> bytes:
+    exporter = Exporter(**options)
+    parts = (exporter.samples(snapshot), exporter.peaks(snapshot, peaks))
+    return b"".join(render(part, form) for part in parts) + END[form]
+
+
 def page_of(snapshot, form="text", **options) -> dict[str, dict[tuple, float]]:
-    return parsed(render(Exporter(**options).samples(snapshot), form), form)
+    return parsed(written(snapshot, form, **options), form)
 
 
 def only(series: dict[tuple, float]) -> float:
@@ -85,7 +93,7 @@ def test_names_follow_the_conventions():
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_has_nothing_to_say():
-    page = render(Exporter().samples(host(gpus=2, holders=2, engines=2)))
+    page = written(host(gpus=2, holders=2, engines=2))
     done = subprocess.run(
         ["promtool", "check", "metrics"], input=page, capture_output=True, check=False
     )
@@ -95,9 +103,11 @@ def test_promtool_has_nothing_to_say():
 # ---------------------------------------------------------------- what is known and what is not
 def test_what_is_unknown_is_absent_never_zero():
     bare = gpu()
-    sample = dataclasses.replace(bare.sample, used_bytes=None, used_max_bytes=None)
+    sample = dataclasses.replace(bare.sample, used_bytes=None)
     quiet = dataclasses.replace(bare, sample=sample, unattributed_bytes=None)
-    page = page_of(dataclasses.replace(host(), gpus=(quiet,), host_total_bytes=None))
+    page = page_of(
+        dataclasses.replace(host(), gpus=(quiet,), host_total_bytes=None), peaks=PeakFigures()
+    )
     for name in ("gpu_memory_used_bytes", "gpu_memory_used_max_bytes", "host_memory_total_bytes"):
         assert f"oomwatch_{name}" not in page
     assert "oomwatch_gpu_memory_unattributed_bytes" not in page
@@ -182,7 +192,7 @@ def test_hostile_names_do_not_break_a_page(form, text, value):
     samples = Samples()
     labels = LabelCache().get({"queue": text})
     samples.add("oomwatch_self_queue_depth", labels, value)
-    page = render(samples, form)
+    page = render(samples, form) + END[form]
     if math.isnan(value):  # what an engine does not know is not known
         assert parsed(page, form) == {}
         return
