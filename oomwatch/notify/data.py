@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pkgutil
+import platform
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -61,6 +62,7 @@ def _ever_smaller(notice: Notice) -> Iterator[dict[str, Any]]:
         "id": notice.id,
         "kind": notice.kind,
         "at": format_rfc3339(notice.at),
+        "host": platform.node() or None,
         "note": notice.note,
         "truncated": False,
         "left_out": 0,

@@ -12,7 +12,7 @@ def trouble(error: BaseException) -> str:
     """Why there was no answer, whatever failed."""
     import ssl  # noqa: PLC0415 - only where something went wrong
 
-    if "Tunnel connection failed" in str(error):
+    if any(type(cause).__name__ == "ProxyError" for cause in _causes(error)):
         return f"the proxy {proxy_trouble(error)}"
     if any(isinstance(cause, ssl.SSLError) for cause in _causes(error)):
         return tls_trouble(error)

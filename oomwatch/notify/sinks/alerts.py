@@ -67,7 +67,7 @@ def notice_annotations(notice: Notice) -> dict[str, str]:
     """What a person is told by it."""
     summary = words("en")["test" if notice.kind == "test" else "undelivered"]
     ids = ", ".join(one.id for one in notice.incidents[:20])
-    known = {"summary": summary, "description": notice.note, "incidents": ids}
+    known = {"summary": summary, "description": text.note(notice, "en"), "incidents": ids}
     return {name: value for name, value in known.items() if value}
 
 

@@ -65,7 +65,7 @@ def events(notice: Notice) -> Iterator[dict[str, Any]]:
     """What is posted for a message; a test is resolved at once."""
     if notice.kind in {"test", "undelivered"}:
         key = f"oomwatch/{platform.node()}/{notice.kind}"
-        yield _trigger(notice, None, key, notice.note)
+        yield _trigger(notice, None, key, text.note(notice, "en"))
         if notice.kind == "test":
             yield {"event_action": "resolve", "dedup_key": key}
         return

@@ -33,6 +33,12 @@ def pretty(data: object) -> str:
     return json.dumps(data, ensure_ascii=False, indent=2)
 
 
+def a_body() -> str:
+    body = json.loads(make_body(SAMPLE))
+    body["data"]["host"] = SAMPLE.incidents[0].host
+    return pretty(body)
+
+
 def an_alert() -> list[dict]:
     [incident] = SAMPLE.incidents
     labels = alerts.incident_labels(incident)
@@ -42,7 +48,7 @@ def an_alert() -> list[dict]:
 
 EXAMPLES = {
     "slack": lambda: shown(slack_payload(SAMPLE, "en")),
-    "webhook": lambda: pretty(json.loads(make_body(SAMPLE))),
+    "webhook": a_body,
     "alertmanager": lambda: pretty(an_alert()),
 }
 

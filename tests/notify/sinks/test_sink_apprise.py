@@ -170,6 +170,12 @@ def test_a_stranger_s_certificate_is_refused(services, sink_of):
     assert not services.got
 
 
+def test_a_proxy_that_is_not_there_is_named(sink_of):
+    said = sink_of(FEISHU, proxy="http://127.0.0.1:9").send(notice("opened"), None)
+    assert isinstance(said, Later)
+    assert "the proxy cannot be used: the connection was refused" in said.reason
+
+
 def test_a_service_that_hangs_is_left(sink_of):
     server = RawReceiver(hang)
     try:
