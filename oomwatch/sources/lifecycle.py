@@ -41,6 +41,8 @@ _STATUS_LOOK_SECONDS: Final = 0.02
 _MOST_DESCRIPTORS: Final = 256
 _SAME_END_SECONDS: Final = 60.0
 _SHELL_SIGNAL: Final = 128
+_SELDOM_CHOSEN: Final = frozenset({"server", "api"})
+"""Roles that the OOM killer seldom chooses: it takes the largest, an engine core or a worker."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,9 +83,9 @@ class _Watched:
     def patience_seconds(self) -> float:
         return min(_STATUS_LOOK_SECONDS, self.given_up_at - time.monotonic())
 
-    def mark_ended(self) -> None:
+    def mark_ended(self, at: float) -> None:
         if self.ended_at is None:
-            self.ended_at = time.time()
+            self.ended_at = at
             # Without a descriptor the status is gone as soon as the parent has fetched it.
             patience = 0.0 if self.descriptor is None else _STATUS_SECONDS
             self.given_up_at = time.monotonic() + patience
@@ -188,7 +190,7 @@ class ExitWatch:
             try:
                 watched.descriptor = open_pidfd(watched.pid)
             except ProcessLookupError:
-                watched.mark_ended()
+                watched.mark_ended(time.time())
                 return
             self._free_descriptors -= watched.descriptor is not None
         try:
@@ -196,10 +198,10 @@ class ExitWatch:
         except OSError:
             return  # it will show later
         if state is None and watched.descriptor is None:
-            watched.mark_ended()
+            watched.mark_ended(time.time())
         elif state is not None and state.start_ticks != watched.start_ticks:
             self._let_go(watched)
-            watched.mark_ended()
+            watched.mark_ended(time.time())
         elif self._events is not None:
             watched.cgroup = self._events.watch(
                 read_cgroup_paths(watched.pid, proc_root=self._proc_root)
@@ -266,16 +268,17 @@ class ExitWatch:
         for descriptor in counts:
             waiting.register(descriptor, select.POLLPRI)
         ready = dict(waiting.poll(max(0.0, seconds) * 1000))
+        now = time.time()
         if self._wake in ready and not self._closed:
             os.eventfd_read(self._wake)
         for descriptor in ready.keys() & by_descriptor.keys():
             watched = by_descriptor[descriptor]
-            watched.mark_ended()
+            watched.mark_ended(now)
             if ready[descriptor] & select.POLLHUP:
                 watched.given_up_at = 0.0  # fetched: it is told now, or never
         for watched in looked_at:
             if watched.ended_at is None and self._is_gone(watched):
-                watched.mark_ended()
+                watched.mark_ended(now)
         if self._events is None or ready.keys().isdisjoint(counts):
             return False
         return self._events.look()
@@ -284,7 +287,9 @@ class ExitWatch:
         """Those that ended and whose status is known, or will not come."""
         found: list[Ended] = []
         with self._lock:
-            for watched in [one for one in self._watched.values() if one.ended_at is not None]:
+            ended = [one for one in self._watched.values() if one.ended_at is not None]
+            # Who ended first is told first: where no status tells, the kill is taken for its own.
+            for watched in sorted(ended, key=lambda o: (o.ended_at, o.role in _SELDOM_CHOSEN)):
                 status = self._status(watched)
                 if status is None and watched.patience_seconds > 0:
                     continue
@@ -314,6 +319,7 @@ def explain_end(
     """The same end, with what the kernel log and its keeper add; both may come later than it.
 
     What is known already stays: a keeper speaks of the main process, or of the unit as a whole.
+    That a count of kills rose is no knowledge of whom: a process that left by itself was not it.
     """
     for event in kernel:
         if event.fields.get("pid") != ended.pid or not _is_near(event.at, ended.at):
@@ -333,6 +339,8 @@ def explain_end(
     told = kept.exit
     if kept.pid == ended.pid and ended.exit_code is None:
         ended = dataclasses.replace(ended, exit_code=told.exit_code, signal=told.signal)
+        if told.exit_code is not None and told.signal != _SIGKILL:
+            ended = dataclasses.replace(ended, oom_killed=False)
     if ended.oom_killed is None:
         # Of a unit it says that some process was killed: not one that left with a status.
         left = ended.exit_code is not None and ended.signal != _SIGKILL

@@ -353,6 +353,25 @@ def test_real_kill_of_the_memory_cgroup(small_cgroup):
     events.close()
 
 
+def test_the_kill_is_told_of_the_process_that_was_killed(small_cgroup):
+    # Both are gone, and their statuses fetched, before anybody looks.
+    events = MemoryEvents()
+    watch = ExitWatch(events)
+    with eater(small_cgroup, 1) as server, eater(small_cgroup, 4000) as core:
+        watch.watch(server.pid, ticks(server.pid), "vllm-1", role="server")
+        watch.watch(core.pid, ticks(core.pid), "vllm-1", role="engine")
+        go(core)
+        core.wait(PATIENCE)
+        server.kill()
+        server.wait(PATIENCE)
+        ended: list[Ended] = []
+        while len(ended) < 2:
+            ended += until_ended(watch)
+    assert {one.pid: one.oom_killed for one in ended} == {core.pid: True, server.pid: False}
+    watch.close()
+    events.close()
+
+
 # ---------------------------------------------------------------- what others add
 ENDED = Ended(4242, "vllm-1", 1000.0)
 
@@ -386,6 +405,15 @@ def test_the_keeper_s_word(pid, code, by_signal, at, expected):
     told = EngineExit("vllm-1", "unit v.service", at, code, by_signal, oom_killed=True)
     found = explain_end(ENDED, kept=KeptExit(told, pid))
     assert (found.exit_code, found.signal, found.oom_killed) == expected
+
+
+def test_a_process_that_left_is_not_the_one_that_the_count_tells_of():
+    counted = Ended(4242, "vllm-1", 1000.0, oom_killed=True)
+    left = EngineExit("vllm-1", "unit v.service", 1000.5, 1, None, oom_killed=True)
+    found = explain_end(counted, kept=KeptExit(left, 4242))
+    assert (found.exit_code, found.oom_killed) == (1, False)
+    killed = EngineExit("vllm-1", "unit v.service", 1000.5, 137, 9, oom_killed=True)
+    assert explain_end(counted, kept=KeptExit(killed, 4242)).oom_killed is True
 
 
 def test_what_was_seen_stays():
