@@ -16,11 +16,25 @@ from typing import Final
 
 _TIMEOUT_SECONDS: Final = 1.0  # systemd's queue is full only while systemd itself stands still
 _LONGEST_STATUS: Final = 512
+_VARIABLES: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+_own: dict[str, str] = {}
+"""What `keep_to_ourselves` took out of the environment."""
+
+
+def keep_to_ourselves() -> None:
+    """Take systemd's variables out of the environment: what we start shall not speak for us.
+
+    `journalctl --follow` says READY=1 to whatever socket it finds there.
+    """
+    for name in _VARIABLES:
+        value = os.environ.pop(name, None)
+        if value is not None:
+            _own[name] = value
 
 
 def notify(*assignments: str, environ: Mapping[str, str] | None = None) -> bool:
     """Send assignments such as ``READY=1`` in one datagram; whether they were taken."""
-    address = (os.environ if environ is None else environ).get("NOTIFY_SOCKET", "")
+    address = _variables(environ).get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")) or len(address) < 2:
         return False
     if address.startswith("@"):
@@ -65,13 +79,17 @@ def watchdog_interval(environ: Mapping[str, str] | None = None) -> float | None:
 
     None if systemd waits for none, or for those of another process.
     """
-    variables = os.environ if environ is None else environ
+    variables = _variables(environ)
     deadline, pid = variables.get("WATCHDOG_USEC", ""), variables.get("WATCHDOG_PID", "")
     if not re.fullmatch(r"[0-9]{1,18}", deadline) or int(deadline) == 0:
         return None
     if pid and pid != str(os.getpid()):
         return None
     return int(deadline) / 2_000_000
+
+
+def _variables(environ: Mapping[str, str] | None) -> Mapping[str, str]:
+    return {**os.environ, **_own} if environ is None else environ
 
 
 def _status(text: str) -> list[str]:

@@ -144,3 +144,23 @@ def test_the_process_that_systemd_started_speaks_for_itself(tmp_path):
     assert data == b"READY=1\nSTATUS=up"
     (_, _, credentials) = ancillary[0]
     assert int.from_bytes(credentials[:4], sys.byteorder) == child.pid
+
+
+def test_programs_that_the_service_starts_do_not_speak_for_it(tmp_path):
+    path = str(tmp_path / "notify")
+    code = """if True:
+        import subprocess
+        from oomwatch import sdnotify
+        sdnotify.keep_to_ourselves()
+        print(subprocess.check_output("env", text=True))
+        print(sdnotify.watchdog_interval(), sdnotify.ready())
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(path)
+        receiver.settimeout(5)
+        environ = os.environ | {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "3000000"}
+        out = subprocess.check_output([sys.executable, "-c", code], env=environ, text=True)
+        assert receiver.recv(4096) == b"READY=1"
+    assert "1.5 True" in out
+    assert "NOTIFY_SOCKET" not in out
+    assert "WATCHDOG_USEC" not in out

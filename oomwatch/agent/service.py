@@ -386,6 +386,7 @@ def main_agent(path: str | None, overrides: dict[str, Any]) -> int:
     def load() -> Loaded:
         return load_config(path, overrides=overrides)
 
+    sdnotify.keep_to_ourselves()
     loaded = load()
     logging.basicConfig(
         level=getattr(logging, loaded.config.agent.log_level.upper()),
