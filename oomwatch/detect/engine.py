@@ -2,7 +2,9 @@
 
 Thresholds follow the taxonomy: a few preemptions a minute are harmless, so their rate counts and
 never the counter of the engine's lifetime; a high pool use alone is good use of memory, so it
-counts only with requests that wait or are preempted. A figure that the page lacks is not known:
+counts only with requests that wait or are preempted. A pool that holds few requests loses much by
+each preemption and is full again and again: it warns by its peaks, and is critical only where it
+stays full. A figure that the page lacks is not known:
 then nothing that needs it begins or ends.
 """
 
@@ -15,7 +17,7 @@ from oomwatch.config.detection import DetectConfig
 from oomwatch.config.schema import ForecastConfig
 from oomwatch.detect.forecast import Forecast
 from oomwatch.detect.levels import Level, Switch, held_families
-from oomwatch.detect.rates import WindowedRate
+from oomwatch.detect.rates import WindowedPeak, WindowedRate
 from oomwatch.detect.track import Track
 from oomwatch.records import EngineSample, Evidence, Trigger, TriggerKind
 from oomwatch.units import format_count, format_duration
@@ -23,6 +25,8 @@ from oomwatch.units import format_count, format_duration
 _RATE_SECONDS: Final = 60.0
 _PRESSED_SECONDS: Final = 30.0
 """Queues of a loaded server empty now and then."""
+_PEAK_SECONDS: Final = 15.0
+"""A pool that is full again and again was seen to have room for up to 12 s in between."""
 _FREE_POOL_RATIO: Final = 0.5
 """Below this a pool has room for any request that could ever fit."""
 _FORECAST_LEAST_SECONDS: Final = 90.0
@@ -37,10 +41,13 @@ class EngineWatch:
         self._rules = rules
         self._horizon_seconds = forecasts.kv_horizon_seconds
         full, storm = rules.kv_saturation, rules.preemption_storm
-        self._saturation = [
-            Switch(Level(name, enter, full.clear_ratio, full.hold_seconds))
-            for name, enter in (("warn", full.warn_ratio), ("critical", full.critical_ratio))
-        ]
+        self._often_full = Switch(
+            Level("warn", full.warn_ratio, full.clear_ratio, full.hold_seconds)
+        )
+        self._always_full = Switch(
+            Level("critical", full.critical_ratio, full.clear_ratio, full.hold_seconds)
+        )
+        self._peak = WindowedPeak(_PEAK_SECONDS)
         self._preemption = [
             Switch(Level(name, enter, storm.clear_per_minute, storm.hold_seconds))
             for name, enter in (
@@ -70,7 +77,7 @@ class EngineWatch:
     def held(self, now: float) -> set[str]:
         """Families of incidents whose condition holds, or comes and goes too often to be over."""
         families = {
-            "kv_pressure": (*self._saturation, *self._preemption),
+            "kv_pressure": (self._often_full, self._always_full, *self._preemption),
             "stuck_request": (self._stuck,),
             "zombie": (self._still,),
         }
@@ -120,14 +127,21 @@ class EngineWatch:
         if (sample.waiting or 0) > 0 or (self.preemptions_per_minute or 0) > 0:
             self._pressed_at = now
         pressed = self._pressed_at is not None and now - self._pressed_at <= _PRESSED_SECONDS
+        peak = None if usage is None else self._peak.feed(now, usage)
         low = self._rules.kv_saturation.clear_ratio
-        # Full use of the pool that nobody waits for neither begins nor ends anything.
-        value = usage if usage is None or pressed or usage < low else low
-        switch = _highest(self._saturation, now, value)
-        if switch is None or usage is None:
+
+        def counted(ratio: float | None) -> float | None:
+            # Full use of the pool that nobody waits for neither begins nor ends anything.
+            return ratio if ratio is None or pressed or ratio < low else low
+
+        often = self._often_full.feed(now, counted(peak))
+        always = self._always_full.feed(now, counted(usage))
+        if peak is None or "entered" not in {often, always}:
             return None
+        switch = self._always_full if always == "entered" else self._often_full
+        full = f"{peak:.0%} full" + ("" if usage == peak else " at its peaks")
         text = (
-            f"KV cache {usage:.0%} full with {format_count(sample.running)} running and "
+            f"KV cache {full} with {format_count(sample.running)} running and "
             f"{format_count(sample.waiting)} waiting requests"
         )
         return self._trigger(
@@ -135,7 +149,7 @@ class EngineWatch:
             sample,
             text,
             level=switch.level.name,
-            kv_usage_ratio=usage,
+            kv_usage_ratio=peak,
             running=sample.running,
             waiting=sample.waiting,
             flaps=switch.flaps(now, self._rules.flap_window_seconds),

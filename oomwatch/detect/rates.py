@@ -1,4 +1,4 @@
-"""Rates of counters over a window: resets of the counter are seen, absent is not zero."""
+"""Figures over a window: rates of counters, peaks of gauges. What is absent is not zero."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import collections
 
 
 class WindowedRate:
-    """How fast a counter rose over the last `seconds`; None until half of them were seen."""
+    """How fast a counter rose over the last `seconds`; None until half of them were seen.
+
+    Resets of the counter are seen.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -30,3 +33,21 @@ class WindowedRate:
         if elapsed < self._seconds / 2:
             return None
         return (self._risen - first) / elapsed
+
+
+class WindowedPeak:
+    """The highest reading of the last `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._falling: collections.deque[tuple[float, float]] = collections.deque()
+        """Readings that no later one has reached."""
+
+    def feed(self, now: float, value: float) -> float:
+        """Take a reading (monotonic seconds); the peak, which may be this one."""
+        while self._falling and self._falling[-1][1] <= value:
+            self._falling.pop()
+        self._falling.append((now, value))
+        while now - self._falling[0][0] > self._seconds:
+            self._falling.popleft()
+        return self._falling[0][1]

@@ -58,6 +58,47 @@ def test_a_queue_that_empties_for_a_moment_changes_nothing():
     assert [kind for _, kind, _ in feed(engine, samples, 15)] == ["kv_saturation"]
 
 
+def refilled(begin: int, end: int, *, every: int = 12, **figures):
+    """A pool of few requests: full again a while after each preemption, then down by a third."""
+    return [
+        page(s, kv_usage_ratio=0.65 + 0.35 * (s % every) / (every - 1), **figures)
+        for s in range(begin, end)
+    ]
+
+
+def test_a_pool_that_is_full_again_and_again_is_saturated():
+    engine = watch()
+    found = feed(engine, refilled(0, 120, waiting=4.0))
+    assert [(kind, level) for _, kind, level in found] == [("kv_saturation", "warn")]
+    assert 30 <= found[0][0] <= 45
+    assert engine.held(120.0) == {"kv_pressure"}
+    feed(engine, [page(s, kv_usage_ratio=0.6) for s in range(120, 180)], 120)
+    assert engine.held(180.0) == set()
+
+
+def test_so_is_one_whose_requests_are_preempted_but_never_wait_long():
+    engine = watch()
+    samples = [
+        dataclasses.replace(sample, preemptions_total=float(second // 12))
+        for second, sample in enumerate(refilled(0, 240))
+    ]
+    assert [kind for _, kind, _ in feed(engine, samples)] == ["kv_saturation"]
+
+
+def test_one_that_nobody_waits_for_is_good_use_of_memory():
+    engine = watch()
+    assert feed(engine, refilled(0, 600)) == []
+
+
+def test_a_burst_that_fills_the_pool_once_in_a_while_is_none():
+    engine = watch()
+    samples = [
+        page(s, kv_usage_ratio=0.97 if s % 60 < 10 else 0.2, waiting=3.0 if s % 60 < 10 else 0.0)
+        for s in range(900)
+    ]
+    assert feed(engine, samples) == []
+
+
 def test_it_is_over_once_the_pool_has_room():
     engine = watch()
     feed(engine, [page(s, kv_usage_ratio=0.95, waiting=4.0) for s in range(60)])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomwatch.detect.rates import WindowedRate
+from oomwatch.detect.rates import WindowedPeak, WindowedRate
 
 
 def test_it_is_not_known_before_half_of_the_window():
@@ -64,3 +64,12 @@ def test_never_negative_and_bounded(values, step):
         found = rate.feed(index * step, value)
         assert found is None or found >= 0
     assert len(rate._points) <= 60 / step + 3
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 20), st.integers(0, 9)), min_size=1, max_size=60))
+def test_the_peak_is_the_highest_of_the_window(readings):
+    peak, now, seen = WindowedPeak(15), 0.0, []
+    for step, value in readings:
+        now += step
+        seen.append((now, value))
+        assert peak.feed(now, value) == max(v for at, v in seen if now - at <= 15)
