@@ -14,8 +14,8 @@ from oomwatch.records import EngineFacts
 Start = tuple[str, tuple[int, int | None]]
 """Id and root of an engine: those known by their page alone have the same root."""
 
-_SETTLED_SECONDS: Final = 5.0
-"""The last lines of a start come a moment after its page answers."""
+_LOOKS_SECONDS: Final = (5.0, 60.0)
+"""After the page first answered: the last lines of a start come later, or are read later."""
 
 
 class StartFacts:
@@ -25,18 +25,22 @@ class StartFacts:
         self._host = host
         self._table = table
         self._known: dict[Start, Mapping[str, int]] = {}
+        self._looks: dict[Start, int] = {}
 
     def look(self) -> Mapping[Start, Mapping[str, int]]:
         """Bytes on one GPU by what they are for, by start; of new starts the log is read."""
         now = time.monotonic()
         engines = {(engine.id, engine.root): engine for engine in self._table}
         self._known = {start: sizes for start, sizes in self._known.items() if start in engines}
+        self._looks = {start: count for start, count in self._looks.items() if start in engines}
         for start, engine in engines.items():
-            served = engine.served_monotonic
-            if start in self._known or served is None or now - served < _SETTLED_SECONDS:
+            served, looks = engine.served_monotonic, self._looks.get(start, 0)
+            if served is None or start in self._known or looks == len(_LOOKS_SECONDS):
                 continue
-            if engine.tails:
-                self._known[start] = self._read(engine)
+            if now - served >= _LOOKS_SECONDS[looks] and engine.tails:
+                self._looks[start] = looks + 1
+                if found := self._read(engine):
+                    self._known[start] = found
         return dict(self._known)
 
     def _read(self, engine: WatchedEngine) -> Mapping[str, int]:
