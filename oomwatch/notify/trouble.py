@@ -19,6 +19,11 @@ def trouble(error: BaseException) -> str:
     return connection_trouble(error)
 
 
+def timed_out(error: BaseException) -> bool:
+    """Whether a time-out is behind an error, which smtplib hides in one of its own."""
+    return any(isinstance(cause, TimeoutError) for cause in _causes(error))
+
+
 def tls_trouble(error: BaseException) -> str:
     """Why no TLS connection came about."""
     import ssl  # noqa: PLC0415 - loaded already

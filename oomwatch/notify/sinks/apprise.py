@@ -27,7 +27,7 @@ from oomwatch.notify.sinks.base import BaseSink
 
 _PROGRAM: Final = "oomwatch.notify.sinks.apprise_program"
 _ADDRESS: Final = re.compile(r"[a-z0-9]{2,20}://\S+", re.IGNORECASE)
-_START_SECONDS: Final = 10.0
+_START_SECONDS: Final = 30.0
 """What the program may take beside the time-out of the service."""
 _REMEMBERED: Final = 200
 _PREVIEW: Final = 2_048

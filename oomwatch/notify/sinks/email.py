@@ -25,7 +25,7 @@ from oomwatch.notify.outcome import Delivered, Later, Outcome, Refused
 from oomwatch.notify.sinks.base import BaseSink
 from oomwatch.notify.sinks.smtp_connection import WatchedSmtp, WatchedSmtpTls
 from oomwatch.notify.tls import trust
-from oomwatch.notify.trouble import connection_trouble, tls_trouble
+from oomwatch.notify.trouble import connection_trouble, timed_out, tls_trouble
 from oomwatch.report.locale import Language
 
 _LOG = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class EmailSink(BaseSink):
             try:
                 self._hand_over(mail, password, deadline)
             except (smtplib.SMTPException, OSError, ValueError) as error:
-                if deadline.passed or isinstance(error, TimeoutError):
+                if deadline.passed or timed_out(error):
                     seconds = self._config.timeout_seconds
                     return Later(f"{place}: no whole answer within {seconds:g} s")
                 return _outcome(error, place, password)

@@ -152,7 +152,7 @@ def test_a_line_of_a_megabyte():
 
 @given(TEXTS)
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_any_mixture(text):
     check(text)

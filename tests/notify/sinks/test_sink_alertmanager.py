@@ -152,10 +152,10 @@ def test_what_is_over_is_resolved_there(alertmanager):
 
 def test_it_is_kept_while_it_is_told_again_and_ends_by_itself_else(alertmanager):
     sink = sink_of(alertmanager.url)
-    sink.lasts_seconds = 1.5
+    sink.lasts_seconds = 3.0
     told = notice("opened", incident("inc-kept"))
     sink.send(told, None)
-    end = time.monotonic() + 2.5
+    end = time.monotonic() + 3.5
     while time.monotonic() < end:
         assert sink.refresh([told]) == Delivered()
         assert alertmanager.alerts("inc-kept")
