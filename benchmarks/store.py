@@ -1,15 +1,18 @@
 """The store against its budgets: a day of samples and a month of tiers of one large host.
 
 ``python benchmarks/store.py`` builds the history (8 GPUs with 4 processes each, half of them
-changing every second, two engines), then prints bytes for each GPU, the time of windows of every
-length anywhere in it, and what a second of writing costs. It fails where a budget is broken:
-1 s for any window, 50 MB for each GPU.
+changing every second, two engines), then prints bytes for each GPU, the time that reading a window
+of every length takes anywhere in it, that of a whole ``oomwatch diagnose --store``, and what a
+second of writing costs. It fails where a budget is broken: 1 s for the diagnosis of any window,
+50 MB for each GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -41,6 +44,8 @@ DAY = 86_400
 WINDOW_BUDGET_SECONDS = 1.0
 GPU_BUDGET_BYTES = 50_000_000
 GIB = 1024**3
+SPANS = {"1 min": 60, "10 min": 600, "30 min": 1800, "2 h": 7200, "6 h": 6 * 3600,
+         "24 h": 24 * 3600, "7 d": 7 * DAY, "30 d": 30 * DAY}  # fmt: skip
 
 
 def samples(at: float, n: int) -> list[Any]:
@@ -131,9 +136,7 @@ def _fill_tier(raw: Any, table: schema.SampleTable, step: int, start: int, now: 
 
 def time_windows(url: Any, now: int) -> Iterator[tuple[str, int, float]]:
     """Name, rows and best of three of each window: the machine has other work."""
-    spans = {"1 min": 60, "10 min": 600, "30 min": 1800, "2 h": 7200, "6 h": 6 * 3600,
-             "24 h": 24 * 3600, "7 d": 7 * DAY, "30 d": 30 * DAY}  # fmt: skip
-    for name, span in spans.items():
+    for name, span in SPANS.items():
         for where, end in (("now", now), ("long ago", now - 30 * DAY + span)):
             yield (
                 f"{name}, {where}",
@@ -141,6 +144,25 @@ def time_windows(url: Any, now: int) -> Iterator[tuple[str, int, float]]:
             )
     yield ("last samples", *_best(url, lambda c: read_last(c, now)))
     yield ("incidents", *_best(url, list_incidents))
+
+
+def time_diagnoses(url: Any, now: int) -> Iterator[tuple[str, float]]:
+    """Name of each window, and the best of three of the command, from its start to its end."""
+    words = [sys.executable, "-m", "oomwatch", "diagnose", "--json", "--store", url.database]
+    for name, span in SPANS.items():
+        for where, end in (("now", now), ("long ago", now - 30 * DAY + span)):
+            window = ["--since", _iso(end - span), "--until", _iso(end)]
+            took = []
+            for _ in range(3):
+                began = time.perf_counter()
+                ran = subprocess.run([*words, *window], capture_output=True, check=False)
+                took.append(time.perf_counter() - began)
+                assert ran.returncode in {0, 1}, ran.stderr.decode()
+            yield f"{name}, {where}", min(took)
+
+
+def _iso(at: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
 def _best(url: Any, query: Any) -> tuple[int, float]:
@@ -205,6 +227,8 @@ def main() -> None:
         slow = []
         for name, rows, seconds in time_windows(url, now):
             print(f"{name:<24}{seconds * 1000:7.0f} ms {rows:>9,} rows")
+        for name, seconds in time_diagnoses(url, now):
+            print(f"diagnose {name:<15}{seconds * 1000:7.0f} ms")
             if seconds > WINDOW_BUDGET_SECONDS:
                 slow.append(name)
         time_writing(folder, 300)

@@ -11,7 +11,7 @@ from oomwatch.diagnose.facts import Facts, KernelCitation
 from oomwatch.diagnose.inputs import Inputs, PageInput
 from oomwatch.diagnose.logs import read_runs
 from oomwatch.diagnose.runs import Run
-from oomwatch.diagnose.series import SeriesFacts, summarise
+from oomwatch.diagnose.series import SeriesFacts, summarise, with_engine
 from oomwatch.engines.patterns import Pattern
 from oomwatch.records import EngineSample, RecordedEngine, Series
 
@@ -36,11 +36,12 @@ def assemble(inputs: Inputs) -> list[Facts]:
             groups += [(None, found) for found in _by_container(rest)]
     if not groups:
         groups = [(None, [])]
+    shared = summarise(inputs.series)
     for index, (engine, runs) in enumerate(groups):
         pages = tuple(
             p for p in inputs.pages if p.engine_id in (None, engine.id if engine else None)
         )
-        series = _series_of(inputs, engine, pages, alone=len(groups) == 1)
+        series = _series_of(inputs, shared, engine, pages, alone=len(groups) == 1)
         newest_first: Sequence[Run | None] = list(reversed(runs)) or [None]
         for age, run in enumerate(newest_first):
             identity = _identity(engine, run, inputs, index, age)
@@ -237,7 +238,12 @@ def _exit_time(engine: RecordedEngine | None, inputs: Inputs) -> float | None:
 
 
 def _series_of(
-    inputs: Inputs, engine: RecordedEngine | None, pages: tuple[PageInput, ...], *, alone: bool
+    inputs: Inputs,
+    shared: SeriesFacts,
+    engine: RecordedEngine | None,
+    pages: tuple[PageInput, ...],
+    *,
+    alone: bool,
 ) -> SeriesFacts:
     samples: list[EngineSample] = [
         sample
@@ -245,8 +251,7 @@ def _series_of(
         if alone or engine is None or sample.engine == engine.id
     ]
     samples += [sample for page in pages if (sample := one_sample(page)) is not None]
-    series = dataclasses.replace(inputs.series, engines=tuple(sorted(samples, key=lambda s: s.at)))
-    return summarise(series)
+    return with_engine(shared, samples)
 
 
 def _tree(engine: RecordedEngine | None, run: Run | None, series: Series) -> frozenset[int]:

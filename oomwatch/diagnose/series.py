@@ -16,7 +16,7 @@ from typing import Final
 from oomwatch.records import EngineSample, HostSample, ProcessSample, Series
 from oomwatch.units import GIB, MIB
 
-_POINTS: Final = 120
+_POINTS: Final = 64
 """Points a trend is fitted on; longer series are thinned."""
 _COMPILERS: Final = re.compile(
     r"^(?:cicc|nvcc|ptxas|cc1plus|ninja|fatbinary|cudafe\+\+|c\+\+|g\+\+|clang\S*)$"
@@ -120,9 +120,7 @@ def fit_trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     """The trend of (time, value) points in order of time; None under four points or no time."""
     if len(points) < 4 or points[-1][0] <= points[0][0]:
         return None
-    thin = points[:: max(1, len(points) // _POINTS)]
-    if thin[-1] != points[-1]:
-        thin = [*thin, points[-1]]
+    thin = _thinned(points)
     edge = max(1, len(points) // 12)
     values = [value for _, value in points]
     begin, end = points[0][0], points[-1][0]
@@ -142,6 +140,14 @@ def fit_trend(points: Sequence[tuple[float, float]]) -> Trend | None:
         - _floor(values[: len(values) // 3 or 1]),
         spread=_spread(values),
     )
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    """At most `_POINTS` of them, evenly, the first and the last included: pairs grow by square."""
+    if len(points) <= _POINTS:
+        return points
+    step = (len(points) - 1) / (_POINTS - 1)
+    return [points[round(place * step)] for place in range(_POINTS)]
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -167,11 +173,10 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 def summarise(series: Series) -> SeriesFacts:
-    """The facts of all samples."""
+    """The facts of all samples, but those of engines: `with_engine` adds the samples of one."""
     times = [s.at for s in (*series.gpus[:1], *series.gpus[-1:])]
     times += [s.at for s in (*series.hosts[:1], *series.hosts[-1:])]
     times += [s.at for s in (*series.processes[:1], *series.processes[-1:])]
-    times += [s.at for s in (*series.engines[:1], *series.engines[-1:])]
     gpus: dict[int, list[tuple[float, float]]] = defaultdict(list)
     free: dict[int, list[tuple[float, float]]] = defaultdict(list)
     totals: dict[int, int] = {}
@@ -211,7 +216,19 @@ def summarise(series: Series) -> SeriesFacts:
             (h.swap_used_bytes for h in reversed(hosts) if h.swap_used_bytes is not None), None
         ),
         oom_kills=_kills(hosts),
-        engine=series.engines,
+        started_at=min(times, default=None),
+        ended_at=max(times, default=None),
+    )
+
+
+def with_engine(facts: SeriesFacts, samples: Iterable[EngineSample]) -> SeriesFacts:
+    """The facts with the samples of an engine."""
+    ordered = tuple(sorted(samples, key=lambda sample: sample.at))
+    times = [sample.at for sample in (*ordered[:1], *ordered[-1:])]
+    times += [at for at in (facts.started_at, facts.ended_at) if at is not None]
+    return dataclasses.replace(
+        facts,
+        engine=ordered,
         started_at=min(times, default=None),
         ended_at=max(times, default=None),
     )

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, func, null, select
+from sqlalchemy import ColumnElement, Connection, Select, Table, func, null, select, tuple_
 
 from oomwatch.records import Series
 from oomwatch.store import schema
@@ -35,10 +35,12 @@ __all__ = [
     "read_window",
 ]
 
-# The longest window, in seconds, that a step is read for: some 2000 points of each GPU, which
-# with the processes of eight GPUs is half a second.
-_LONGEST: Final = {0: 1800, 10: 6 * 3600, 60: 24 * 3600}
+# The longest window, in seconds, that a step is read for: with the processes of eight GPUs at most
+# some 28 000 rows. That is a quarter of a second.
+_LONGEST: Final = {0: 600, 10: 2 * 3600, 60: 24 * 3600}
 _COARSEST: Final = 3600
+_MOST_BUCKETS: Final = 180
+"""Of a process in a window: there are many of them, and they change slowly."""
 
 _Record = TypeVar("_Record")
 
@@ -163,11 +165,20 @@ def _raw_query(table: schema.SampleTable, span: tuple[int, int], host: str | Non
 def _tier_query(
     table: schema.SampleTable, step: int, span: tuple[int, int], host: str | None
 ) -> Select[Any]:
-    """The last values of each bucket at its last millisecond, as rows of `_raw_query`."""
+    """The last values of each bucket at its last millisecond, as rows of `_raw_query`.
+
+    Of more than `_MOST_BUCKETS` of a process the last one of several in a row stands for them.
+    """
     tier = table.tier.c
     values = [_in_tier(table, name) for name in COLUMNS[table.name]]
     query = select(tier.ts_ms + (step * 1000 - 1), null(), tier[table.key], *values)
-    query = query.where(tier.step == step, tier.ts_ms >= span[0], tier.ts_ms < span[1])
+    within = (tier.step == step, tier.ts_ms >= span[0], tier.ts_ms < span[1])
+    query = query.where(*within)
+    together = (span[1] - span[0]) // (step * 1000 * _MOST_BUCKETS) + 1
+    if together > 1 and table in {schema.PROCESS, schema.GPU_PROCESS}:
+        key, width = tier[table.key], step * 1000 * together
+        last = select(func.max(tier.ts_ms), key).where(*within).group_by(key, tier.ts_ms // width)
+        query = query.where(tuple_(tier.ts_ms, key).in_(last))
     return _of_host(query, table, tier[table.key], host).order_by(tier.ts_ms, tier[table.key])
 
 

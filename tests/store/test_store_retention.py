@@ -61,7 +61,7 @@ def test_each_step_has_an_age_of_its_own(store):
         steps = dict(
             connection.exec_driver_sql("SELECT step, count(*) FROM host_tier GROUP BY step").all()
         )
-        assert choose_step(connection, now - ms(HOUR / 2), now) == 0
+        assert choose_step(connection, now - ms(HOUR / 6), now) == 0
         assert choose_step(connection, now - ms(1.5 * HOUR), now - ms(1.4 * HOUR)) == 10
         assert choose_step(connection, now - ms(3 * HOUR), now - ms(2.9 * HOUR)) == 60
         assert choose_step(connection, ms(START), ms(START + 60)) == 3600

@@ -209,6 +209,25 @@ def test_a_short_window_is_raw_and_a_long_one_is_not(day):
     assert long.engines[0] == EngineSample(START + 9.999, "e", preemptions_total=5)
 
 
+def test_processes_of_a_long_window_are_thinned_and_none_is_left_out(store):
+    count, step = 24 * 60, 60
+    store.write(
+        *(
+            GpuProcessSample(START + n * step, 0, pid, "w", used_bytes=n)
+            for n in range(count)
+            for pid in (7, *((8,) if n in (500, 501) else ()))
+        )
+    )
+    count_up_to(store, START + count * step)
+    with store.read() as connection:
+        day = read_window(connection, START, START + count * step - 1).gpu_processes
+    of = {pid: [sample.used_bytes for sample in day if sample.pid == pid] for pid in (7, 8)}
+    assert of[7][-1] == count - 1
+    assert count // 8 <= len(of[7]) <= count // 8 + 2  # what is not counted yet stands behind
+    assert of[7] == sorted(of[7])
+    assert of[8] == [501]
+
+
 def test_a_long_window_ends_with_what_is_not_counted_yet(day):
     later = [GpuSample(START + 3 * 3600 + n, 0, used_bytes=1) for n in range(0, 25, 5)]
     day.write(*later)
