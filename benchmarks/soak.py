@@ -25,9 +25,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from oomwatch.agent.allocator import give_memory_back
 from oomwatch.agent.replay import Replay
 from oomwatch.config import load_config
-from oomwatch.records import Gpu, RecordedEngine, Series, StoredIncident
+from oomwatch.records import Gpu, RecordedEngine, Series
 from oomwatch.sources.recording import SCHEMA, Recording
 from oomwatch.units import GIB, MIB, format_bytes, parse_size
 
@@ -42,6 +43,7 @@ _FAILS_EVERY = 5 * 3600
 
 def main() -> int:
     """Make the recording, replay it, print the figures; 1 if a limit was not held."""
+    give_memory_back()  # as the agent does
     options = _options()
     with tempfile.TemporaryDirectory(prefix="oomwatch-soak-") as folder:
         began = time.monotonic()
@@ -94,7 +96,7 @@ def _replay(recording: Recording, store: Path, options: argparse.Namespace) -> i
         overrides={"store.path": str(store), "store.max_size": options.store_limit},
     ).config
     watch, largest = Watch(BEGIN), 0
-    incidents: dict[str, StoredIncident] = {}
+    incidents: set[str] = set()  # what they hold is the agent's to keep
 
     def step(at: float) -> None:
         nonlocal largest
@@ -106,7 +108,7 @@ def _replay(recording: Recording, store: Path, options: argparse.Namespace) -> i
         recording,
         config,
         str(store),
-        on_incident=lambda incident, _at: incidents.__setitem__(incident.id, incident),
+        on_incident=lambda incident, _at: incidents.add(incident.id),
         on_step=step,
     )
     began, cpu = time.monotonic(), time.process_time()
