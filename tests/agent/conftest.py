@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,3 +51,18 @@ def new_engine(tmp_path: Path) -> Iterator[Callable[..., StandIn]]:
             return engine.start(cgroup=cgroup)
 
         yield make
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MiB."""
+    if os.getuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("a small file system can be mounted by root alone")
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", place], check=False, capture_output=True
+    ).returncode:
+        pytest.skip("a tmpfs may not be mounted here")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)

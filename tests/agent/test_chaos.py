@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -178,20 +177,6 @@ def test_a_log_that_is_rotated_every_second_under_load_loses_no_line(
 
 
 # ---------------------------------------------------------------- the disk
-@pytest.fixture
-def small_disk(tmp_path):
-    if os.getuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("a small file system can be mounted by root alone")
-    place = tmp_path / "disk"
-    place.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", place], check=False, capture_output=True
-    ).returncode:
-        pytest.skip("a tmpfs may not be mounted here")
-    yield place
-    subprocess.run(["umount", "--lazy", place], check=True)
-
-
 def test_a_full_disk_is_said_and_no_sample_is_lost(new_agent, new_engine, small_disk, is_long):
     engine = new_engine()
     agent = new_agent(engine, store=small_disk / "store.db").start()
