@@ -21,6 +21,8 @@ from oomwatch.sources.output import LogLocation
 
 _LOG = logging.getLogger(__name__)
 
+_SWITCHES: Final = {"file": "logs", "unit": "journal", "container": "containers", "pod": "pods"}
+"""By kind of place: the key of [sources] that switches it off."""
 LOOK_SECONDS: Final = 0.2
 _SAVE_SECONDS: Final = 2.0
 _KEEP_SECONDS: Final = 900.0
@@ -112,9 +114,10 @@ class LogFollowers:
     ) -> tuple[str, Follower | None, int]:
         """The place of a log, its follower and its size; or why there is none."""
         since = engine.found.started_at
+        switch = _SWITCHES.get(location.kind)
+        if switch is not None and not getattr(self._sources, switch):
+            return f"its log is not read: sources.{switch} is off", None, 0
         if location.path is not None:
-            if not self._sources.logs:
-                return "log files are not read (sources.logs)", None, 0
             place = location.path
             try:
                 size = os.stat(place).st_size  # noqa: PTH116 - one call
@@ -126,15 +129,13 @@ class LogFollowers:
             return place, FileFollower(place, position), 0 if position else size
         if location.kind == "unit" and location.name:
             place = f"unit {location.name}"
-            if not self._sources.journal:
-                return "the journal is not read (sources.journal)", None, 0
             if shutil.which("journalctl") is None:
                 return "journalctl is not there", None, 0
             return place, follow_unit(location.name, self._positions.get(place), since=since), 0
         if location.kind == "container" and location.name:
             place = f"container {location.name}"
             program = next((p for p in ("docker", "podman", "nerdctl") if shutil.which(p)), None)
-            if not self._sources.containers or program is None:
+            if program is None:
                 return "its container's log cannot be read", None, 0
             saved = self._positions.get(place)
             return place, follow_container(location.name, saved, since=since, program=program), 0

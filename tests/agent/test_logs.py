@@ -185,11 +185,18 @@ def test_what_nobody_judges_is_not_kept_for_ever(rig, monkeypatch):
     assert str(rig.folder / "a.log") in rig.sink.positions
 
 
-def test_what_is_switched_off_is_not_read(rig):
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [("file", "logs"), ("unit", "journal"), ("container", "containers"), ("pod", "pods")],
+)
+def test_what_is_switched_off_is_not_read(rig, kind, key):
     import dataclasses
 
     rig.write("a.log", FAILED)
-    rig.followers.reconfigure(dataclasses.replace(Config().sources, logs=False))
-    assert rig.followers.attach(rig.engine("one", "a.log")) == [
-        "log files are not read (sources.logs)"
-    ]
+    engine = rig.engine("one", "a.log")
+    place = LogLocation(kind, "name", str(rig.folder / "a.log"))
+    engine.found = dataclasses.replace(engine.found, logs=(place,))
+    rig.followers.reconfigure(dataclasses.replace(Config().sources, **{key: False}))
+    assert rig.followers.attach(engine) == [f"its log is not read: sources.{key} is off"]
+    rig.followers.reconfigure(Config().sources)
+    assert rig.followers.attach(engine) == []
