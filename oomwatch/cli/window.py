@@ -56,8 +56,3 @@ class Window:
             "nothing in it is from the time asked for: its lines are of "
             f"{format_rfc3339(self._first)} to {format_rfc3339(self._last)}"
         )
-
-    @property
-    def is_without_times(self) -> bool:
-        """Whether no line had a time, once all were read."""
-        return self._first is None

@@ -47,14 +47,6 @@ class Trend:
         """Last level minus first, by medians of the ends."""
         return self.last - self.first
 
-    @property
-    def plateaued(self) -> bool:
-        """Whether it grew and then stopped growing."""
-        return (
-            self.early_slope_per_second > 0
-            and self.late_slope_per_second < 0.15 * self.early_slope_per_second
-        )
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProcessTrend:

@@ -60,11 +60,6 @@ class ServerCommand:
     container: Mapping[str, str] = dataclasses.field(default_factory=dict)
     launch: launchers.Launch | None = None
 
-    @property
-    def flags_as_typed(self) -> tuple[str, ...]:
-        """The option names as they stand in the command, in order."""
-        return tuple(each.typed for each in self.given)
-
 
 def parse_command(
     command: str | Sequence[str],

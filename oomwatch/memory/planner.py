@@ -153,16 +153,6 @@ def without_facts(given: PlanInput, changed: Collection[str] = ()) -> PlanInput:
     )
 
 
-def tokens_from_bytes(layout: KvLayout, available_bytes: float, max_model_len: int) -> int:
-    """Capacity in tokens of a pool of `available_bytes` on each GPU."""
-    return layout.tokens(layout.blocks(available_bytes), max_model_len)
-
-
-def scale_tokens(tokens: int, before_bytes: float, after_bytes: float) -> int:
-    """Tokens of a pool resized from `before_bytes` to `after_bytes`, same layout."""
-    return int(tokens * after_bytes / before_bytes) if before_bytes > 0 else 0
-
-
 _SHARD_FLAGS = (
     "--tensor-parallel-size",
     "--pipeline-parallel-size",

@@ -19,8 +19,6 @@ from oomwatch.records import HostSample, ProcessSample
 from oomwatch.sources.cgroup import CgroupIdentity, identify, owner_path, parse_proc_cgroup
 
 PROC_ROOT: Final = "/proc"
-COMM_LENGTH: Final = 15
-"""The kernel cuts the name of a process (comm) to this many bytes."""
 
 _CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _PF_KTHREAD: Final = 0x00200000  # include/linux/sched.h
@@ -172,12 +170,6 @@ def read_comm(pid: int, *, proc_root: str = PROC_ROOT) -> str | None:
     return clean(_read(f"{proc_root}/{pid}/comm") or "").strip() or None
 
 
-def read_pss(pid: int, *, proc_root: str = PROC_ROOT) -> int | None:
-    """Proportional set size in bytes, which only the owner and root may see; slow on big maps."""
-    rollup = _status(_read(f"{proc_root}/{pid}/smaps_rollup"))
-    return _kib(rollup.get("Pss"))
-
-
 def read_environment(pid: int, *, proc_root: str = PROC_ROOT) -> dict[str, str] | None:
     """Variables that a process was started with; None where this user may not see them."""
     text = _read(f"{proc_root}/{pid}/environ")
@@ -201,15 +193,6 @@ def read_host(*, proc_root: str = PROC_ROOT, at: float | None = None) -> HostSam
     )
 
 
-def read_oom_kills(*, proc_root: str = PROC_ROOT) -> int | None:
-    """OOM kills on this host since it started, in all cgroups (``vmstat``, kernel 4.13 on)."""
-    for line in (_read(f"{proc_root}/vmstat") or "").splitlines():
-        name, _, value = line.partition(" ")
-        if name == "oom_kill" and value.isdigit():
-            return int(value)
-    return None
-
-
 def hidepid(*, proc_root: str = PROC_ROOT) -> str | None:
     """The ``hidepid`` option of the mount, if it hides processes from this user; else None."""
     for line in (_read(f"{proc_root}/self/mountinfo") or "").splitlines():
@@ -219,11 +202,6 @@ def hidepid(*, proc_root: str = PROC_ROOT) -> str | None:
             hides = match is not None and match[1] not in ("0", "off")
             return match[1] if match and hides and os.geteuid() != 0 else None
     return None
-
-
-def cut_comm(name: str) -> str:
-    """A name as the kernel keeps and prints it: ``VLLM::EngineCore`` is ``VLLM::EngineCor``."""
-    return name.encode()[:COMM_LENGTH].decode("utf-8", "ignore")
 
 
 def clean(text: str) -> str:

@@ -31,10 +31,8 @@ def test_what_was_missed_is_told():
     window = Window(lines(), 31, None)
     assert not list(window)
     assert "1970-01-01T00:00:10.000Z to 1970-01-01T00:00:30.000Z" in window.missed
-    assert not window.is_without_times
 
 
 def test_a_log_without_times_is_taken_whole():
     window = Window(lines([None] * 20_000), 31, None)
     assert len(list(window)) == 20_000
-    assert window.is_without_times

@@ -78,7 +78,6 @@ def test_growth_that_ends_is_a_warm_up(grown, constant, seed):
     )
     assert not is_growing(found)
     assert has_settled(found)
-    assert found.plateaued
 
 
 @few

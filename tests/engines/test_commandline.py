@@ -145,7 +145,6 @@ def test_argument_vector_of_a_process() -> None:
     assert command.argv == tuple(words)
     assert command.env == {"VLLM_USE_V1": "0"}
     assert command.arguments == {"--max-num-seqs": "4"}
-    assert command.flags_as_typed == ("--max-num-seqs",)
 
 
 def test_bare_arguments_need_the_engine() -> None:

@@ -2,7 +2,7 @@ import pytest
 
 from oomwatch.causes import class_of
 from oomwatch.memory.budget import Known
-from oomwatch.memory.planner import change, plan, scale_tokens, tokens_from_bytes
+from oomwatch.memory.planner import change, plan
 from oomwatch.units import GIB
 
 
@@ -112,13 +112,6 @@ def test_an_unknown_quantization_widens_the_interval(given):
     assert strange.kv_high_bytes - strange.kv_low_bytes > 2 * (
         plain.kv_high_bytes - plain.kv_low_bytes
     )
-
-
-def test_helpers_for_other_stages(given):
-    found = plan(given())
-    assert tokens_from_bytes(found.layout, found.kv_available_bytes, 131072) == found.tokens
-    assert scale_tokens(1000, 10.0, 15.0) == 1500
-    assert scale_tokens(1000, 0, 15.0) == 0
 
 
 def test_a_printed_pool_is_rounded_so_one_block_decides_nothing(given):

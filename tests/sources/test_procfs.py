@@ -17,14 +17,11 @@ from oomwatch.sources.descriptors import listeners, read_target, socket_inodes
 from oomwatch.sources.procfs import (
     ProcessInfo,
     ProcessTree,
-    cut_comm,
     hidepid,
     list_processes,
     read_environment,
     read_host,
-    read_oom_kills,
     read_process,
-    read_pss,
 )
 from oomwatch.units import MIB
 
@@ -200,16 +197,9 @@ def test_host_memory(tmp_path):
     host = read_host(proc_root=root, at=1.0)
     assert (host.mem_total_bytes, host.mem_available_bytes) == (1000 * 1024, 400 * 1024)
     assert host.swap_used_bytes == 30 * 1024
-    assert read_oom_kills(proc_root=root) == 3
     nothing = read_host(proc_root=str(tmp_path / "none"), at=1.0)
     assert nothing.mem_total_bytes is None
     assert nothing.swap_used_bytes is None
-    assert read_oom_kills(proc_root=str(tmp_path / "none")) is None
-
-
-def test_names_as_the_kernel_cuts_them():
-    assert cut_comm("VLLM::EngineCore") == "VLLM::EngineCor"
-    assert cut_comm("sglang::scheduler_TP0") == "sglang::schedul"
 
 
 # ---------------------------------------------------------------- real processes
@@ -226,8 +216,6 @@ def test_real_child(spawn):
     assert process.started_at is not None
     assert abs(process.started_at - before) < 30
     assert (read_environment(child.pid) or {})["VLLM_TEST"] == "a=b"
-    pss = read_pss(child.pid)
-    assert pss is None or pss > 30 * MIB
     assert child.pid in {process.pid for process in list_processes()}
     assert child.pid in {process.pid for process in list_processes().children(os.getpid())}
 
