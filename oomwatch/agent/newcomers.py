@@ -19,8 +19,9 @@ _SELDOM: Final = 6
 class Newcomers:
     """Looks at the processes that came since the last look, and only at them."""
 
-    def __init__(self, table: EngineTable) -> None:
+    def __init__(self, table: EngineTable, *, proc_root: str = PROC_ROOT) -> None:
         self._table = table
+        self._proc_root = proc_root
         self._known: set[int] = set()
         self._young: dict[int, int] = {}
         """Processes that came lately, and how often they will be looked at again."""
@@ -36,7 +37,8 @@ class Newcomers:
 
         `holders` are the processes that hold GPU memory, `now` is monotonic time.
         """
-        here = {int(name) for name in os.listdir(PROC_ROOT) if name.isdigit()}  # noqa: PTH208 - names
+        names = os.listdir(self._proc_root)  # noqa: PTH208 - names
+        here = {int(name) for name in names if name.isdigit()}
         self._young.update(dict.fromkeys(here - self._known, _YOUNG_LOOKS))
         self._known = here
         new_holders = holders - self._holders
@@ -50,7 +52,7 @@ class Newcomers:
 
     def _may_matter(self, pid: int, members: set[int], holders: AbstractSet[int]) -> bool:
         left = self._young.pop(pid) - 1
-        process = read_process(pid)
+        process = read_process(pid, proc_root=self._proc_root)
         if process is None:
             return False
         if left:
