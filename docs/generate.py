@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write what is generated in the docs: `cli.md`, `causes.md`, and the outputs in the READMEs.
+"""Write what is generated in the docs: commands, causes, runbooks, metrics, outputs in READMEs.
 
 A shown output stands between ``<!-- output of: COMMAND -->`` and ``<!-- end -->``; the command is
 run in the root of the repository. `make docs` runs this, `tests/test_docs.py` checks the result.
@@ -18,7 +18,9 @@ from pathlib import Path
 import click
 
 from oomwatch.cli import COMMANDS, cli
+from oomwatch.export.metrics import METRICS
 from oomwatch.report.pages import docs_index
+from oomwatch.report.runbook import runbook_index, runbook_names, runbook_page
 
 ROOT = Path(__file__).parent.parent
 READMES = (ROOT / "README.md", ROOT / "README.zh.md")
@@ -30,8 +32,33 @@ def pages() -> Iterator[tuple[Path, str]]:
     """Every generated file with what it has to hold."""
     yield ROOT / "docs" / "cli.md", cli_page()
     yield ROOT / "docs" / "causes.md", docs_index()
+    yield ROOT / "docs" / "runbooks" / "README.md", runbook_index()
+    for name in runbook_names():
+        yield ROOT / "docs" / "runbooks" / f"{name}.md", runbook_page(name) or ""
+    metrics = ROOT / "docs" / "metrics.md"
+    head, marker, _ = metrics.read_text(encoding="utf-8").partition("<!-- metrics -->\n")
+    yield metrics, head + marker + metrics_tables()
     for path in READMES:
         yield path, fill_outputs(path.read_text(encoding="utf-8"))
+
+
+def metrics_tables() -> str:
+    """A table of all metrics of each group."""
+    lines: list[str] = []
+    group = None
+    for metric in METRICS.values():
+        if metric.group != group:
+            group = metric.group
+            lines += [
+                "",
+                f"### {group}",
+                "",
+                "| series | kind | labels | meaning |",
+                "|---|---|---|---|",
+            ]
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
+    return "\n".join(lines) + "\n"
 
 
 def cli_page() -> str:
