@@ -125,6 +125,8 @@ class RawReceiver:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.connections = 0
+        self.finished = 0
+        """Connections that were served to their end, rather than left by the other side."""
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._serve = serve
@@ -147,6 +149,7 @@ class RawReceiver:
     def _one(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
             self._serve(connection, self._stop)
+            self.finished += not self._stop.is_set()
 
     def close(self) -> None:
         self._stop.set()
@@ -163,20 +166,22 @@ def hang(connection: socket.socket, stop: threading.Event) -> None:
 
 
 def drip(connection: socket.socket, stop: threading.Event) -> None:
-    """One byte of the answer's head at a time, each well within any time-out."""
+    """One byte of the answer's head at a time, each well within any time-out; 20 s in all."""
     connection.recv(65536)
-    for byte in b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 10_000:
+    for byte in b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 1_000:
         if stop.wait(0.02):
             return
         connection.sendall(bytes([byte]))
 
 
 def flood(connection: socket.socket, stop: threading.Event) -> None:
-    """An answer that never ends."""
+    """An answer of a hundred megabytes."""
     connection.recv(65536)
     connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
     block = b"x" * 65536
-    while not stop.is_set():
+    for _ in range(1600):
+        if stop.is_set():
+            return
         connection.sendall(block)
 
 

@@ -102,10 +102,13 @@ def test_a_receiver_that_drips_is_left_at_the_deadline(raw):
     server = raw(drip)
     said = post(server.url, timeout_seconds=0.5)
     assert said == Later(f"127.0.0.1:{server.port}: no whole answer within 0.5 s")
+    assert not server.finished
 
 
 def test_a_huge_answer_is_not_read(raw):
-    assert post(raw(flood).url) == Delivered()
+    server = raw(flood)
+    assert post(server.url) == Delivered()
+    assert not server.finished
 
 
 def test_what_was_taken_is_not_sent_again_because_the_rest_is_missing(raw):
