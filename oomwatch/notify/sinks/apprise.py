@@ -50,10 +50,7 @@ class AppriseSink(BaseSink):
         super().__init__(config, environ)
         if importlib.util.find_spec("apprise") is None:
             raise ConfigError(
-                [
-                    f"receiver {self.name} needs Apprise: "
-                    "pip install 'oomwatch[apprise]', or Debian's package apprise"
-                ]
+                [f"receiver {self.name} needs Apprise: pip install 'oomwatch[apprise]'"]
             )
         self._config = config
         self._addresses()

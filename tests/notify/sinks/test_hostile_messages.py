@@ -8,6 +8,7 @@ import email
 import email.policy
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from notice_samples import KINDS
 from slack_sdk.models.blocks import Block
 
+import oomwatch
 from oomwatch.config.sinks import EmailConfig
 from oomwatch.notify.message import incident_notice
 from oomwatch.notify.notice import Notice
@@ -32,6 +34,7 @@ with contextlib.ExitStack() as stack:  # the samples of the folder above
     stack.callback(sys.path.pop, 0)
     from incident_samples import AT, failure, stored
 
+SERVER_LOG = Path(oomwatch.__file__).parent / "demo" / "recording" / "logs" / "server.log"
 KEY = "sk-" + "K3y" * 10
 PROMPT = "grandmother's recipe"
 PIECES = (
@@ -133,12 +136,16 @@ def sent(notice: Notice, lang):
 
 def check(text: str) -> None:
     for notice, lang in messages(text):
-        for body in sent(notice, lang):
-            assert not CALLS.search(body)
-            assert KEY not in body
-            assert PROMPT not in body
-            assert not {c for c in body if c not in "\n\r\u200b" and not c.isprintable()}
-            assert "gpu-07" in body or notice.kind in {"test", "undelivered"}
+        check_bodies(notice, lang)
+
+
+def check_bodies(notice: Notice, lang) -> None:
+    for body in sent(notice, lang):
+        assert not CALLS.search(body)
+        assert KEY not in body
+        assert PROMPT not in body
+        assert not {c for c in body if c not in "\n\r\u200b" and not c.isprintable()}
+        assert "gpu-07" in body or notice.kind in {"test", "undelivered"}
 
 
 @pytest.mark.parametrize("piece", PIECES, ids=lambda piece: ascii(piece)[:20])
@@ -148,6 +155,35 @@ def test_known_attacks(piece):
 
 def test_a_line_of_a_megabyte():
     check(f"begin {KEY} " + "\u202e<!channel>x" * 100_000)
+
+
+def test_a_real_log_with_hostile_lines(tmp_path):
+    """From the file, by the real command, to what is sent."""
+    log = tmp_path / "server.log"
+    lines = SERVER_LOG.read_text(encoding="utf-8").split("\n")
+    [place] = [n for n, line in enumerate(lines) if "OutOfMemoryError: CUDA out of memory" in line]
+    attack = "".join(piece for piece in PIECES if len(piece) < 200).replace("\ud800", "")
+    head = lines[place].partition("torch.")[0]
+    lines[place] += f" {attack}"
+    lines[place:place] = [
+        f"{head}Received request chatcmpl-1: prompt: '{PROMPT} <!channel>', params: none",
+        f"{head}{attack}",
+        "<!channel>" * 100_000,
+    ]
+    log.write_text("\n".join(lines), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "oomwatch", "diagnose", "--json", "--log", str(log)],
+        capture_output=True,
+        check=False,
+    )
+    diagnosis = json.loads(done.stdout)
+    assert diagnosis["verdict"] == "oom"
+    incident = dataclasses.replace(stored(host="gpu-07"), diagnosis=diagnosis)
+    told = incident_notice(incident, labels={}, runbook_base="https://r.example")
+    assert told.cause == "prefill_activation_peak"
+    assert any("CUDA out of memory" in line for line in told.evidence)
+    for kind in KINDS:
+        check_bodies(Notice(f"msg_{kind}", kind, AT, (told,)), "en")
 
 
 @given(TEXTS)
