@@ -266,6 +266,24 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 width=6,
             ),
             Panel(
+                "Messages that wait",
+                "none",
+                ((_host("oomwatch_receiver_messages_waiting"), "{{instance}} {{receiver}}"),),
+                width=6,
+            ),
+            Panel(
+                "Messages",
+                "none",
+                (
+                    (
+                        "sum by (receiver, outcome) "
+                        f"(increase({_host('oomwatch_receiver_messages_total')}[$__rate_interval]))",
+                        "{{receiver}} {{outcome}}",
+                    ),
+                ),
+                width=6,
+            ),
+            Panel(
                 "Records that wait, and were lost",
                 "none",
                 (

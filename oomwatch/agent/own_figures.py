@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from oomwatch.agent.messages import Mailbox
 from oomwatch.agent.own_usage import OwnUsage, OwnUsageMeter
 from oomwatch.errors import OomwatchError
-from oomwatch.export.snapshot import AgentFigures
+from oomwatch.export.snapshot import AgentFigures, ReceiverFigures
+from oomwatch.notify.delivery import SinkStatus
 from oomwatch.store.location import file_of, parse_store
 from oomwatch.store.writer import StoreWriter
 
@@ -29,11 +30,10 @@ class OwnFigures:
     address: str
     stuck: Callable[[float], list[str]]
     """Threads that have not come round, at a monotonic time."""
+    receivers: Callable[[], tuple[SinkStatus, ...]] = tuple
     started_at: float = dataclasses.field(default_factory=time.time)
     reload_ok: bool = True
     page_seconds: float | None = None
-    more_queues: Callable[[], Mapping[str, int]] = dict
-    """Depths of further queues, by name."""
     _meter: OwnUsageMeter = dataclasses.field(default_factory=OwnUsageMeter)
     _usage: OwnUsage | None = None
     _store_bytes: int | None = None
@@ -61,18 +61,26 @@ class OwnFigures:
             stuck_threads=len(self.stuck(time.monotonic())),
             reload_ok=self.reload_ok,
             page_seconds=self.page_seconds,
-            queues={
-                "detector": len(self.mailbox),
-                "store": status.pending,
-                **self.more_queues(),
-            },
+            queues={"detector": len(self.mailbox), "store": status.pending},
             dropped={
                 "detector": self.mailbox.dropped_total,
                 "store_samples": status.dropped_samples_total,
                 "store_events": status.dropped_events_total,
             },
             sources={"store": status.mode == "ok"},
+            receivers=tuple(map(_receiver, self.receivers())),
         )
+
+
+def _receiver(status: SinkStatus) -> ReceiverFigures:
+    return ReceiverFigures(
+        name=status.name,
+        waiting=status.waiting,
+        delivered_total=status.delivered_total,
+        failed_total=status.failed_total,
+        attempts_failed_total=status.attempts_failed_total,
+        ok=status.disabled is None and status.trouble is None,
+    )
 
 
 def _size_of(address: str) -> int | None:

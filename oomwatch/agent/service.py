@@ -94,7 +94,9 @@ class Agent:
         self.feeds = Feeds(self.config, self.table, self.writer, self.mailbox, self._stop)
         self.detector: Detector | None = None
         self.following: Following | None = None
-        self.own = OwnFigures(self.mailbox, self.writer, self.address, self.stuck)
+        self.own = OwnFigures(
+            self.mailbox, self.writer, self.address, self.stuck, self.notifier.statuses
+        )
         self.figures = Figures(
             self.host, self.table, self.feeds, lambda: self.detector, self.own.figures
         )

@@ -25,6 +25,18 @@ def add_agent(samples: Samples, cache: LabelCache, snapshot: Snapshot) -> None:
         ("oomwatch_self_page_duration_seconds", agent.page_seconds),
     ):
         samples.add(name, NONE, value)
+    for receiver in agent.receivers:
+        labels = cache.get({"receiver": receiver.name})
+        samples.add("oomwatch_receiver_success", labels, receiver.ok)
+        samples.add("oomwatch_receiver_messages_waiting", labels, receiver.waiting)
+        samples.add(
+            "oomwatch_receiver_attempts_failed_total", labels, receiver.attempts_failed_total
+        )
+        for outcome, count in (
+            ("delivered", receiver.delivered_total),
+            ("failed", receiver.failed_total),
+        ):
+            samples.add("oomwatch_receiver_messages_total", labels.plus("outcome", outcome), count)
     for queue, depth in agent.queues.items():
         samples.add("oomwatch_self_queue_depth", cache.get({"queue": queue}), depth)
     for queue, dropped in agent.dropped.items():

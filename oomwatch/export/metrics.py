@@ -275,6 +275,36 @@ _TABLE: Final[tuple[Metric, ...]] = (
         "Conditions that were seen, also those that are observed only.",
         "Incidents",
     ),
+    # ------------------------------------------------------------ messages
+    Metric(
+        "oomwatch_receiver_success",
+        "gauge",
+        ("receiver",),
+        "1 if the receiver of messages takes them; 0 after it has failed or was switched off.",
+        "Messages",
+    ),
+    Metric(
+        "oomwatch_receiver_messages_waiting",
+        "gauge",
+        ("receiver",),
+        "Messages that wait to be delivered, those that are held back included.",
+        "Messages",
+        "{message}",
+    ),
+    Metric(
+        "oomwatch_receiver_messages_total",
+        "counter",
+        ("receiver", "outcome"),
+        "Messages since the agent was started: delivered, or failed for good (refused, given up).",
+        "Messages",
+    ),
+    Metric(
+        "oomwatch_receiver_attempts_failed_total",
+        "counter",
+        ("receiver",),
+        "Attempts that failed, most of which were made again.",
+        "Messages",
+    ),
     # ------------------------------------------------------------ the agent itself
     Metric("oomwatch_build_info", "info", ("version",), "The agent's version.", "The agent"),
     Metric(
@@ -329,7 +359,7 @@ _TABLE: Final[tuple[Metric, ...]] = (
         "oomwatch_self_queue_depth",
         "gauge",
         ("queue",),
-        "Records that wait: for the detector, for the store, and messages for their receivers.",
+        "Records that wait for the detector and for the store.",
         "The agent",
         "{record}",
     ),

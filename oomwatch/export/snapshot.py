@@ -104,6 +104,19 @@ class IncidentFigures:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ReceiverFigures:
+    """How one receiver of messages does."""
+
+    name: str
+    waiting: int
+    delivered_total: int
+    failed_total: int
+    """Messages that were refused or given up."""
+    attempts_failed_total: int
+    ok: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class AgentFigures:
     """What the agent itself takes, and how it does."""
 
@@ -119,6 +132,7 @@ class AgentFigures:
     queues: Mapping[str, int] = dataclasses.field(default_factory=dict)
     dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
     sources: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    receivers: tuple[ReceiverFigures, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

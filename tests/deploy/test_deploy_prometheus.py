@@ -144,6 +144,8 @@ def test_from_a_log_line_to_an_alert_with_a_page_that_opens(tmp_path, fake_nvml)
             environment=fake_nvml.environment(GPUS + holder),
             export__listen=f"127.0.0.1:{agent_port}",
         )
+        with agent.config.open("a") as file:  # a receiver that is not there
+            file.write('[[notify.webhook]]\nname = "nobody"\nurl_file = "/nowhere/url"\n')
         stack.enter_context(contextlib.closing(agent))
         agent.start()
         (tmp_path / "monitor").mkdir()

@@ -31,7 +31,8 @@ TOTAL = f'oomwatch_incidents_total{{{HOST},job="oomwatch",class="%s",cause="%s"}
 NVML = f'oomwatch_source_success{{{HOST},source="nvml"}}'
 SCRAPED = f'oomwatch_scrape_success{{{HOST},engine_id="chat"}}'
 STATE = f'oomwatch_engine_state{{{HOST},engine_id="chat",state="%s"}}'
-OUTBOX = f'oomwatch_self_queue_depth{{{HOST},queue="outbox"}}'
+OUTBOX = f'oomwatch_receiver_messages_waiting{{{HOST},receiver="oncall"}}'
+TAKES = f'oomwatch_receiver_success{{{HOST},receiver="oncall"}}'
 HOUR = 240  # of steps of 15 s
 
 # Alert, series with their values every 15 s, and the minute at which it fires or does not.
@@ -113,8 +114,9 @@ CASES = [
         "4m",
         True,
     ),
-    ("OomwatchMessagesWait", {OUTBOX: f"3x{HOUR}"}, "40m", True),
-    ("OomwatchMessagesWait", {OUTBOX: "3x40 0 3x190"}, "38m", False),
+    ("OomwatchMessagesWait", {OUTBOX: f"3x{HOUR}", TAKES: f"0x{HOUR}"}, "40m", True),
+    ("OomwatchMessagesWait", {OUTBOX: "3x40 0 3x190", TAKES: f"0x{HOUR}"}, "38m", False),
+    ("OomwatchMessagesWait", {OUTBOX: f"3x{HOUR}", TAKES: f"1x{HOUR}"}, "40m", False),
     ("OomwatchStuck", {f"oomwatch_self_stuck_threads{{{HOST}}}": "1x40"}, "4m", True),
     ("OomwatchConfigWrong", {f"oomwatch_config_reload_success{{{HOST}}}": "0x60"}, "12m", True),
     (
