@@ -124,9 +124,15 @@ def place(incident: IncidentNotice) -> str:
     if incident.engine or incident.version:
         facts = EngineFacts("", engine=incident.engine, version=incident.version)
         program = phrases.engine_name(facts)
-    gpus = f"GPU {','.join(map(str, incident.gpus))}" if incident.gpus else ""
+    gpus = f"GPU {_numbers(incident.gpus)}" if incident.gpus else ""
     model = (incident.model or "").rstrip("/").rpartition("/")[2]
     return _SPAN.join(filter(None, (incident.host, incident.engine_id, program, model, gpus)))
+
+
+def _numbers(gpus: Sequence[int]) -> str:
+    """``0,1``, and ``0-7`` where more than two follow each other."""
+    is_run = len(gpus) > 2 and list(gpus) == list(range(gpus[0], gpus[-1] + 1))
+    return f"{gpus[0]}-{gpus[-1]}" if is_run else ",".join(map(str, gpus))
 
 
 def cause_line(incident: IncidentNotice, lang: Language) -> str:

@@ -50,7 +50,7 @@ class AlertmanagerSink(BaseSink):
             self._remember([notice])
         return said
 
-    def refresh(self, notices: Sequence[Notice]) -> Outcome:
+    def _refresh(self, notices: Sequence[Notice]) -> Outcome:
         """Renew the end of all that is open."""
         said = self._post([alert for notice in notices for alert in self._alerts(notice)])
         if isinstance(said, Delivered):

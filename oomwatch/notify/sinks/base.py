@@ -37,6 +37,12 @@ class BaseSink:
         """Send it, or raise `ConfigError`."""
         raise NotImplementedError
 
-    def refresh(self, notices: Sequence[Notice]) -> Outcome:  # noqa: ARG002 - nothing to be done
+    def refresh(self, notices: Sequence[Notice]) -> Outcome:
         """Tell again what is open: most receivers remember it."""
+        try:
+            return self._refresh(notices)
+        except ConfigError as error:
+            return Later(str(error))
+
+    def _refresh(self, notices: Sequence[Notice]) -> Outcome:  # noqa: ARG002 - nothing to be done
         return Delivered()

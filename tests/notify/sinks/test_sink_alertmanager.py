@@ -233,6 +233,16 @@ def test_credentials_are_sent_and_not_told(receiver, secret):
         sink_of(receiver.url, headers_file=secret("nonsense"))
 
 
+def test_credentials_that_are_gone_are_a_reason_to_wait(receiver, tmp_path):
+    path = tmp_path / "headers"
+    path.write_text("X-Key: k\n", encoding="utf-8")
+    sink = sink_of(receiver.url, headers_file=str(path))
+    path.unlink()
+    for said in (sink.send(notice("opened", CURRENT), None), sink.refresh([notice("opened")])):
+        assert isinstance(said, Later)
+        assert "no such file" in said.reason
+
+
 def test_preview_is_what_is_posted(receiver):
     [alert] = json.loads(sink_of(receiver.url).preview(notice("opened", CURRENT), None))
     assert alert["labels"]["alertname"] == "OomwatchIncident"
