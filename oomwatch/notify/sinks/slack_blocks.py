@@ -103,9 +103,8 @@ def _todo(incident: IncidentNotice, lang: Language, detail: Detail) -> Iterator[
         yield _section(_bold(own["todo" if len(remedies) > 1 else "todo_one"]))
     for rank, remedy in enumerate(remedies, 1):
         yield _section(_plain(f"{rank}. {remedy.title}"))
-        if remedy.flags:
-            flags = _plain(" ".join(remedy.flags))
-            yield {"type": "rich_text_preformatted", "elements": [flags]}
+        if flags := " ".join(remedy.flags):
+            yield {"type": "rich_text_preformatted", "elements": [_plain(flags)]}
         if notes := text.remedy_notes(remedy, lang, effects=detail.effects):
             yield _section(_plain("\n".join(notes)))
 

@@ -40,6 +40,8 @@ class Receiver:
         self.replies: list[Reply | Callable[[Got], Reply]] = [Reply()]
         self.targets: list[str] = []
         """What was asked for by CONNECT: then this is a proxy."""
+        self.logins: list[str | None] = []
+        """With which log-in."""
         self._stop = threading.Event()
         receiver = self
 
@@ -72,6 +74,7 @@ class Receiver:
             def do_CONNECT(self) -> None:
                 """As a proxy that answers itself for every host, with its own certificate."""
                 receiver.targets.append(self.path)
+                receiver.logins.append(self.headers.get("Proxy-Authorization"))
                 self.send_response(200)
                 self.end_headers()
                 self.wfile.flush()

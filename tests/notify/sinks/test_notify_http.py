@@ -179,8 +179,10 @@ def test_the_proxy_is_used(tls_context, ca_file):
     """A name that exists nowhere is reached through it, under TLS from end to end."""
     proxy = Receiver(tls_context)
     try:
-        said = post("https://hooks.slack.com", proxy=proxy.url.rstrip("/"), ca_file=ca_file)
+        address = f"http://user:pa55@127.0.0.1:{proxy.port}"
+        said = post("https://hooks.slack.com", proxy=address, ca_file=ca_file)
         assert said == Delivered()
+        assert proxy.logins == ["Basic dXNlcjpwYTU1"]
         assert proxy.targets == ["hooks.slack.com:443"]
         assert proxy.got[0].path == f"/services/{SECRET}"
     finally:

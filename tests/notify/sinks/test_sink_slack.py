@@ -3,8 +3,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
+import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from loopback_receiver import Reply
 from notice_samples import FLAGS, INCIDENT, KINDS, notice
 from slack_sdk.models.blocks import Block
@@ -47,6 +50,11 @@ def check(payload):
     assert len(payload["blocks"][0]["text"]["text"]) <= 150
     assert len(json.dumps(payload, ensure_ascii=False)) <= 12_000
     assert payload["text"]
+    for block in payload["blocks"][1:]:
+        assert block["elements"]
+        for element in block["elements"]:
+            assert element["elements"]
+            assert all(one["text"] for one in element["elements"])
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
@@ -126,6 +134,39 @@ def test_lines_of_logs_go_first_and_flags_never():
     assert "xxx" not in said
     for part in (FLAGS, "83 % sure", INCIDENT.host, "prefill_activation_peak", INCIDENT.id):
         assert part in said
+
+
+def test_flags_are_shown_as_they_are_and_call_nobody():
+    flags = ("--served-model-name '<!channel> http://evil.example `x` & @here'", "--seed 1")
+    remedy = dataclasses.replace(INCIDENT.remedies[0], flags=flags)
+    payload = slack_payload(
+        notice("opened", dataclasses.replace(INCIDENT, remedies=(remedy,))), "en"
+    )
+    check(payload)
+    assert " ".join(flags) in shown(payload)
+    assert not re.search(r"[<>]|@here|http://", payload["text"])
+
+
+LENGTHS = st.integers(0, 20_000)
+
+
+@given(LENGTHS, LENGTHS, LENGTHS, st.integers(0, 300), st.sampled_from(KINDS), st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_no_length_of_anything_breaks_the_limits(flags, words, lines, many, kind, whole):  # noqa: PLR0917
+    """Whatever stands in the store: no message is refused for its size, or for being empty."""
+    remedy = dataclasses.replace(INCIDENT.remedies[0], title='"' * words, flags=("f" * flags,))
+    one = dataclasses.replace(
+        INCIDENT,
+        host="h" * (words // 10),
+        headline="\\" * words,
+        why="显" * words,
+        memory="m" * words,
+        evidence=("<" * lines,) * 6,
+        remedies=(remedy,) * 3,
+    )
+    told = notice(kind, *([one] * many), note="n" * words)
+    for lang in ("en", "zh"):
+        check(slack_payload(told, lang, whole=whole))
 
 
 def test_a_resolved_one_is_short():
