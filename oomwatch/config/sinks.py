@@ -1,6 +1,7 @@
 """The receivers of messages: for each kind the keys of a ``[[notify.KIND]]`` table.
 
-A new kind is a class here, a line in `SINKS`, and a module of its name in ``notify/sinks``.
+A new kind is a class here, a line in `SINKS` and one in ``config/receivers.py``, and a module of
+its name in ``notify/sinks``.
 Secrets are never written in the configuration: a key ``*_file`` names a file or a systemd
 credential, and without it the variable ``OOMWATCH_NOTIFY_<NAME>_<KEY>`` holds the secret.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 from notice_samples import INCIDENT, notice
 
 from oomwatch.config.fields import members
+from oomwatch.config.receivers import NotifyConfig
 from oomwatch.config.sinks import SINKS
 from oomwatch.notify.data import read_schema
 from oomwatch.notify.sinks import alerts
@@ -77,6 +79,14 @@ def test_an_example_is_what_is_sent(name):
 def test_the_webhook_s_example_obeys_the_schema():
     jsonschema.Draft202012Validator.check_schema(read_schema())
     jsonschema.validate(json.loads(make_body(SAMPLE))["data"], read_schema())
+
+
+@pytest.mark.parametrize("kind", SINKS)
+def test_every_kind_is_a_table_and_a_module(kind):
+    [table] = [member for member in members(NotifyConfig) if member.name == kind]
+    assert table.repeated
+    assert table.cls is SINKS[kind]
+    assert importlib.import_module(f"oomwatch.notify.sinks.{kind}").make
 
 
 @pytest.mark.parametrize("kind", SINKS)
