@@ -174,22 +174,33 @@ class Following:
         """Wait for processes that end, and for kills that their cgroups count."""
         while not self._stop.is_set():
             for ended in self._exits.wait(1.0):
-                told = self._with_status(ended)
-                self._mailbox.put(ProcessEnded(time.monotonic(), told))
-                self._search_now.set()
+                engine = self._kept(ended)
+                if engine is None:
+                    self._tell(ended)
+                    continue
+                # A keeper takes its time, on a host without memory above all: others do not wait.
+                threading.Thread(
+                    target=self._tell_kept, args=(ended, engine), name="end", daemon=True
+                ).start()
             for path, kills in self._memory_events.poll():
                 engine_id = self._groups.get(path)
                 if engine_id is not None:
                     trigger = cgroup_kill(path, kills, time.time(), engine_id)
                     self._mailbox.put(Seen(time.monotonic(), trigger))
 
-    def _with_status(self, ended: Ended) -> Ended:
-        """With what its keeper says, where the kernel tells only the parent how it ended."""
-        engine = self._table.of_process(ended.pid, ended.engine_id)
-        if ended.exit_code is not None or engine is None or ended.pid != engine.root[0]:
-            return ended
+    def _tell(self, ended: Ended) -> None:
+        self._mailbox.put(ProcessEnded(time.monotonic(), ended))
+        self._search_now.set()
+
+    def _tell_kept(self, ended: Ended, engine: WatchedEngine) -> None:
         kept = _ask_keeper(engine.found)
-        return ended if kept is None else explain_end(ended, kept=kept)
+        self._tell(ended if kept is None else explain_end(ended, kept=kept))
+
+    def _kept(self, ended: Ended) -> WatchedEngine | None:
+        """The engine whose keeper is to be asked: the kernel tells only the parent how it ended."""
+        engine = self._table.of_process(ended.pid, ended.engine_id)
+        is_root = engine is not None and ended.pid == engine.root[0]
+        return engine if ended.exit_code is None and is_root else None
 
 
 def _ask_keeper(found: DiscoveredEngine) -> KeptExit | None:

@@ -83,9 +83,9 @@ class _Watched:
     def patience_seconds(self) -> float:
         return min(_STATUS_LOOK_SECONDS, self.given_up_at - time.monotonic())
 
-    def mark_ended(self, at: float) -> None:
+    def mark_ended(self) -> None:
         if self.ended_at is None:
-            self.ended_at = at
+            self.ended_at = time.time()
             # Without a descriptor the status is gone as soon as the parent has fetched it.
             patience = 0.0 if self.descriptor is None else _STATUS_SECONDS
             self.given_up_at = time.monotonic() + patience
@@ -190,7 +190,7 @@ class ExitWatch:
             try:
                 watched.descriptor = open_pidfd(watched.pid)
             except ProcessLookupError:
-                watched.mark_ended(time.time())
+                watched.mark_ended()
                 return
             self._free_descriptors -= watched.descriptor is not None
         try:
@@ -198,10 +198,10 @@ class ExitWatch:
         except OSError:
             return  # it will show later
         if state is None and watched.descriptor is None:
-            watched.mark_ended(time.time())
+            watched.mark_ended()
         elif state is not None and state.start_ticks != watched.start_ticks:
             self._let_go(watched)
-            watched.mark_ended(time.time())
+            watched.mark_ended()
         elif self._events is not None:
             watched.cgroup = self._events.watch(
                 read_cgroup_paths(watched.pid, proc_root=self._proc_root)
@@ -268,17 +268,16 @@ class ExitWatch:
         for descriptor in counts:
             waiting.register(descriptor, select.POLLPRI)
         ready = dict(waiting.poll(max(0.0, seconds) * 1000))
-        now = time.time()
         if self._wake in ready and not self._closed:
             os.eventfd_read(self._wake)
         for descriptor in ready.keys() & by_descriptor.keys():
             watched = by_descriptor[descriptor]
-            watched.mark_ended(now)
+            watched.mark_ended()
             if ready[descriptor] & select.POLLHUP:
                 watched.given_up_at = 0.0  # fetched: it is told now, or never
         for watched in looked_at:
             if watched.ended_at is None and self._is_gone(watched):
-                watched.mark_ended(now)
+                watched.mark_ended()
         if self._events is None or ready.keys().isdisjoint(counts):
             return False
         return self._events.look()
@@ -287,9 +286,7 @@ class ExitWatch:
         """Those that ended and whose status is known, or will not come."""
         found: list[Ended] = []
         with self._lock:
-            ended = [one for one in self._watched.values() if one.ended_at is not None]
-            # Who ended first is told first: where no status tells, the kill is taken for its own.
-            for watched in sorted(ended, key=lambda o: (o.ended_at, o.role in _SELDOM_CHOSEN)):
+            for watched in [one for one in self._watched.values() if one.ended_at is not None]:
                 status = self._status(watched)
                 if status is None and watched.patience_seconds > 0:
                     continue
@@ -299,7 +296,9 @@ class ExitWatch:
 
     def _describe(self, watched: _Watched, status: ExitStatus | None) -> Ended:
         killed: bool | None = False
-        if status is None or status.signal == _SIGKILL:
+        if status is None and self._has_likelier_victim(watched):
+            killed = None
+        elif status is None or status.signal == _SIGKILL:
             killed = None if self._events is None else self._events.claim(watched.cgroup)
         return Ended(
             pid=watched.pid,
@@ -310,6 +309,17 @@ class ExitWatch:
             exit_code=None if status is None else status.code,
             signal=None if status is None else status.signal,
             oom_killed=killed,
+        )
+
+    def _has_likelier_victim(self, watched: _Watched) -> bool:
+        """Whether a counted kill is rather that of a process whose end is still to come.
+
+        systemd ends a whole unit once the kernel has chosen a process of it (``OOMPolicy=stop``):
+        a server is gone while its core still gives back its memory.
+        """
+        return watched.role in _SELDOM_CHOSEN and any(
+            other.cgroup == watched.cgroup and other.role not in _SELDOM_CHOSEN
+            for other in self._watched.values()
         )
 
 
