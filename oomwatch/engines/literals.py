@@ -41,6 +41,8 @@ LITERALS: Final = (
     Literal(b"unexpectedly"),
     Literal(b"root cause"),
     Literal(b"Shutting down"),
+    Literal(b"hutdown"),  # [shutdown], Shutdown initiated, Server shutdown requested
+    Literal(b"SIGTERM"),
     Literal(b"Watchdog"),
     Literal(b"terminate called"),
     Literal(b"is too long"),
@@ -58,5 +60,10 @@ CLIENT_MARKS: Final = (
 ACCESS_END: Final = b"200 OK"
 """How the access lines of served requests end: six of seven lines of a busy server."""
 
-BANNERS: Final = (b"vLLM API server version", b"server_args=ServerArgs(", b"Args { model_id")
-"""With what a server begins its log: vLLM since 0.2, SGLang, TGI."""
+BANNERS: Final = (
+    b"vLLM API server version",
+    "▀▄▀ █  version ".encode(),
+    b"server_args=ServerArgs(",
+    b"Args { model_id",
+)
+"""With what a server begins its log: vLLM since 0.2, vLLM since 0.18 (its logo), SGLang, TGI."""

@@ -132,6 +132,39 @@ def test_each_start_has_its_own_beginning(tmp_path):
     assert "start 19" in tail.lines()[-1].text
 
 
+LOGO = (
+    "(APIServer pid=7) INFO 11-29 10:00:00 [api_utils.py:347] \r\n"
+    "(APIServer pid=7) INFO 11-29 10:00:00 [api_utils.py:347]        █     █     █▄   ▄█\r\n"
+    "(APIServer pid=7) INFO 11-29 10:00:00 [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0\r\n"
+    "(APIServer pid=7) INFO 11-29 10:00:00 [api_utils.py:347]   █▄█▀ █     █     █     █  model   /m\r\n"
+)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_start_that_prints_a_logo_has_its_own_beginning(tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text(LOGO + ACCESS * 200)
+    tail = tail_of(path)
+    list(tail.poll())
+    append(path, ACCESS * 50 + FAILED + LOGO + "INFO second start\n")
+    list(tail.poll())
+    assert [line.text for line in tail._starts[-1].head][-1] == "INFO second start"
+    assert len(tail._starts[-1].head) == 3  # from the line with the version on
+
+
+@pytest.mark.usefixtures("small")
+def test_a_request_to_stop_is_kept_of_a_long_log(tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text(LOGO + ACCESS * 200)
+    tail = tail_of(path)
+    list(tail.poll())
+    append(path, ACCESS * 50)
+    list(tail.poll())
+    stop = "(APIServer pid=7) INFO 11-29 10:05:00 [launcher.py:254] [shutdown] API server: shutdown triggered\n"
+    append(path, stop)
+    assert "shutdown triggered" in list(tail.poll())[-1].text
+
+
 def test_two_starts_in_one_look_are_two(tmp_path):
     path = tmp_path / "server.log"
     path.write_text((BANNER + "INFO loading\n" + FAILED) * 3)

@@ -284,6 +284,23 @@ BESIDE_OTHERS = {
 }
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Shutting down",
+        "[shutdown] API server: shutdown triggered",
+        "Received SIGTERM",
+        "SIGTERM received. Draining requests and shutting down...",
+        "Shutdown initiated",
+        "Initiating shutdown",
+        "Server shutdown requested",
+        "signal received, starting graceful shutdown",
+    ],
+)
+def test_requests_to_stop_are_telling(text):
+    assert look_with_find(b"INFO " + text.encode() + b"\n")
+
+
 def test_every_decisive_line_holds_a_literal():
     missing = [
         (name, text)
