@@ -278,7 +278,8 @@ class Detector:
         if mode == "observe":
             _LOG.info("observed only: %s: %s", trigger.kind, trigger.text)
             return
-        incident = self.book.take(trigger, now)
+        # A new start's log often begins with the end of the last one.
+        incident = self.book.take(trigger, now - max(0.0, self._wall() - trigger.at))
         if incident is None:
             return
         is_new = len(incident.triggers) == 1

@@ -134,7 +134,9 @@ class Failures:
     def tick(self, now: float) -> None:
         """Judge what is due."""
         for engine_id, log in list(self._logs.items()):
-            if log.due is not None and log.due <= now:
+            is_due = log.due is not None and log.due <= now
+            # What has just ended is judged with its last words, which may still come.
+            if is_due and id(self._table.get(engine_id)) not in self._ends:
                 log.due = None
                 self._judge_log(engine_id, log, now)
         for key, end in list(self._ends.items()):

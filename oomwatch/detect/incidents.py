@@ -101,8 +101,11 @@ class IncidentBook:
         """Whether a failure of the engine is not over."""
         return any(i.engine_id == engine_id and family(i) == "failure" for i in self.open)
 
-    def take(self, trigger: Trigger, now: float) -> StoredIncident | None:
-        """Open an incident or add to the one this belongs to; None where it is known already."""
+    def take(self, trigger: Trigger, happened: float) -> StoredIncident | None:
+        """Open an incident or add to the one this belongs to; None where it is known already.
+
+        `happened` is when it did, in monotonic time: what is read late touches nothing now.
+        """
         kind = FAMILY[trigger.kind]
         alike = [i for i in self._incidents.values() if family(i) == kind]
         if any(_same(trigger, other) for incident in alike for other in incident.triggers):
@@ -112,10 +115,11 @@ class IncidentBook:
             new = self._new(trigger, kind)
             if new.id in self._incidents:
                 return None
-            self._touched[new.id] = now
+            self._touched[new.id] = happened
             return self._keep(new)
         if incident.state == "open":
-            self._touched[incident.id] = now
+            last = happened if incident.id in self._is_known else self.touched(incident)
+            self._touched[incident.id] = max(last, happened)
             self._is_known -= {incident.id}
         return self._keep(self._joined(incident, trigger))
 

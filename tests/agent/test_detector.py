@@ -308,6 +308,41 @@ def test_a_stop_on_request_is_none_though_workers_are_killed(rig):
     assert [[t.text for t in i.triggers] for i in run.stored()] == []
 
 
+def test_a_log_that_is_due_waits_for_the_last_words_of_what_has_ended(rig):
+    run = rig()
+    run.find(1)
+    run.say(banner(run.wall))
+    run.go(30, run.page)
+    run.say("WARNING memory is low\n")
+    run.go(0.5)
+    run.say("WARNING memory is low\n")  # to be judged a second after the last time
+    run.go(0.5)
+    run.end(1, worker=True, exit_code=137, signal=9)
+    run.go(0.5)
+    run.say(stopped(run.wall))
+    run.end(1, exit_code=0)
+    run.go(20)
+    assert run.stored() == []
+
+
+def test_the_end_of_the_last_start_in_the_log_of_the_next_does_not_keep_it_open(rig):
+    run = rig()
+    run.find(1)
+    run.say(banner(run.wall))
+    run.go(30, run.page)
+    run.end(1, worker=True, exit_code=137, signal=9)
+    run.go(1)
+    last_words = refused(run.wall)
+    run.end(1, exit_code=1)
+    run.go(5)
+    run.find(2)
+    run.go(20)
+    run.page()
+    run.say(last_words)  # its keeper writes the log late
+    run.go(40)  # it serves, and nobody asks it for anything
+    assert [one.state for one in run.stored()] == ["closed"]
+
+
 def test_a_terminated_server_without_a_log_is_none(rig):
     run = rig()
     run.find(1)
