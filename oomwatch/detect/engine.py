@@ -4,8 +4,7 @@ Thresholds follow the taxonomy: a few preemptions a minute are harmless, so thei
 never the counter of the engine's lifetime; a high pool use alone is good use of memory, so it
 counts only with requests that wait or are preempted. A pool that holds few requests loses much by
 each preemption and is full again and again: it warns by its peaks, and is critical only where it
-stays full. A figure that the page lacks is not known:
-then nothing that needs it begins or ends.
+stays full. A figure that the page lacks is not known: then nothing that needs it begins or ends.
 """
 
 from __future__ import annotations

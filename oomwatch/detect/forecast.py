@@ -19,7 +19,8 @@ from typing import Final
 
 Point = tuple[float, float]
 
-_SPANS: Final = 40
+_SPANS: Final = (40, 20)
+"""Teeth about as long as two or three spans are seen in part only: then wider spans see none."""
 _LEAST_SPANS: Final = 8
 _FLATTENED: Final = 0.5
 """Share of the whole slope that the last third must still have."""
@@ -68,18 +69,36 @@ def forecast(
     if len(points) < _LEAST_SPANS or points[-1][1] >= limit:
         return None
     z = statistics.NormalDist().inv_cdf(0.5 + min(max(confidence, 0.5), 0.999) / 2)
-    peaks, ramp = _teeth(_tops(points))
-    climbing = _extend(peaks, points[-1][0], limit, least_seconds, z, least_points=4)
+    for spans in _SPANS:
+        tops = _tops(points, spans)
+        ahead = _forecast(tops, points[-1], limit, least_seconds, z, earlier_peak=earlier_peak)
+        if ahead is not None:
+            return ahead
+    return None
+
+
+def _forecast(
+    tops: Sequence[Point],
+    last: Point,
+    limit: float,
+    least_seconds: float,
+    z: float,
+    *,
+    earlier_peak: float | None,
+) -> Forecast | None:
+    """What the tops of equal spans say, before the last reading."""
+    peaks, ramp = _teeth(tops)
+    climbing = _extend(peaks, last[0], limit, least_seconds, z, least_points=4)
     if climbing is not None:
         return climbing
     known = [value for _, value in peaks]
     if earlier_peak is not None:
         known.append(earlier_peak)
-    if known and points[-1][1] <= max(known):
+    if known and last[1] <= max(known):
         return None  # no more than the load has done before
     if _flattens(ramp, limit, z):
         return None
-    return _extend(ramp, points[-1][0], limit, least_seconds, z, least_points=_LEAST_SPANS)
+    return _extend(ramp, last[0], limit, least_seconds, z, least_points=_LEAST_SPANS)
 
 
 def _extend(
@@ -101,8 +120,8 @@ def _extend(
     if low <= 0 or _late_slope(basis) < _FLATTENED * slope:
         return None
     left, since = limit - basis[-1][1], now - basis[-1][0]
-    eta = max(0.0, left / slope - since)
-    if eta > _REACH * seen:
+    eta = left / slope - since
+    if not 0 < eta <= _REACH * seen:  # a time that has passed without it is no forecast
         return None
     return Forecast(
         eta_seconds=eta,
@@ -133,15 +152,15 @@ def _flattens(ramp: Sequence[Point], limit: float, z: float) -> bool:
     return ramp[-1][1] + risen * kept / (1 - kept) < limit
 
 
-def _tops(points: Sequence[Point]) -> list[Point]:
-    """The highest point of each of `_SPANS` equal spans of time that has any."""
+def _tops(points: Sequence[Point], spans: int) -> list[Point]:
+    """The highest point of each of so many equal spans of time that has any."""
     begin, end = points[0][0], points[-1][0]
-    width = (end - begin) / _SPANS
+    width = (end - begin) / spans
     if width <= 0:
         return [points[-1]]
     best: dict[int, Point] = {}
     for at, value in points:
-        span = min(_SPANS - 1, int((at - begin) / width))
+        span = min(spans - 1, int((at - begin) / width))
         if span not in best or value > best[span][1]:
             best[span] = (at, value)
     return [best[span] for span in sorted(best)]
@@ -151,6 +170,7 @@ def _teeth(tops: Sequence[Point]) -> tuple[list[Point], list[Point]]:
     """Peaks that were followed by a fall, and the points since the last fall's bottom."""
     peaks: list[Point] = []
     floor = peak = tops[0]
+    whole = max(value for _, value in tops) - min(value for _, value in tops)
     start = bottom = 0
     falling = False
     for index, point in enumerate(tops):
@@ -161,7 +181,7 @@ def _teeth(tops: Sequence[Point]) -> tuple[list[Point], list[Point]]:
                 falling, start, floor, peak = False, bottom, tops[bottom], point
         elif point[1] >= peak[1]:
             peak = point
-        elif peak[1] - point[1] > _FALL * (peak[1] - floor[1]) > 0:
+        elif peak[1] - point[1] > _FALL * (peak[1] - floor[1] or whole) > 0:  # a rise not seen
             peaks.append(peak)
             falling, bottom = True, index
     return peaks, list(tops[bottom if falling else start :])

@@ -100,6 +100,19 @@ def test_a_leak_under_a_sawtooth_is_told_before_it_reaches_the_limit(period):
     assert found[0][1].eta_seconds == pytest.approx(end - found[0][0], rel=0.25)
 
 
+@pytest.mark.parametrize("length", [5, 6, 7, 8, 10, 12, 15])
+@pytest.mark.parametrize("idle", [0, 4, 8, 11])
+def test_load_that_climbs_by_steps_is_told_a_minute_before(length, idle):
+    """One request more at once every 20 s, batch after batch."""
+    values = [0.0] * idle + [
+        0.09 * (1 + second // 20) * (second % length) / (length - 1) for second in range(220)
+    ]
+    full = next(at for at, value in enumerate(values) if value >= 0.9)
+    first, ahead = warnings(values[:full])[0]
+    assert first <= full - 60
+    assert ahead.eta_seconds == pytest.approx(full - first, abs=45)
+
+
 # ------------------------------------------------------------------------------- what must not
 @pytest.mark.parametrize("period", [7, 20, 60, 120, 300, 600, 900, 1700])
 def test_teeth_that_were_seen_once_never_warn(period):
@@ -163,6 +176,21 @@ def test_a_short_or_stale_course_says_nothing():
     assert later is not None
     assert later.eta_seconds == pytest.approx(31)
     assert track.forecast(149.0 + LEAST + 1, 1.0) is None
+
+
+def test_a_tooth_whose_beginning_was_not_seen_counts_as_one():
+    # It ends at 0.95, the next rises to 0.93: no more than the load has done before.
+    values = [0.93, 0.95] + [0.2 + 0.73 * at / 600 for at in range(600)]
+    points = [(float(at), value) for at, value in enumerate(values)]
+    assert forecast(points, 1.0, least_seconds=LEAST) is None
+
+
+def test_a_time_that_has_passed_is_no_forecast():
+    # Peaks that climbed to 0.99, and since then another minute of the same.
+    peaks = [0.6 + 0.013 * (at // 10) if at % 10 == 9 else 0.3 for at in range(300)]
+    points = [(float(at), value) for at, value in enumerate([*peaks, *[0.3] * 60])]
+    assert forecast(points[:300], 1.0, least_seconds=LEAST) is not None
+    assert forecast(points, 1.0, least_seconds=LEAST) is None
 
 
 # ------------------------------------------------------------------------------- invariance
