@@ -417,5 +417,7 @@ class _Source:
             except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile):
                 return b""
         there = self._size() - self._offset
+        if there <= 0:
+            return b""
         # A read of as much as there may be makes room for a megabyte, many times a second.
-        return os.pread(self._stream.fileno(), min(limit, there), self._offset) if there > 0 else b""
+        return os.pread(self._stream.fileno(), min(limit, there), self._offset)
