@@ -12,13 +12,14 @@ INSTALLED := $(VENV)/.installed
 # A folder with the commands of other monitors, to be measured beside the agent.
 PEERS ?=
 
-.PHONY: help demo test lint types bench soak chaos accuracy docs clean
+.PHONY: help demo test lint types bench soak chaos vm accuracy docs clean
 
 help:
 	@echo "make demo       diagnose the embedded recording, then this host if it has GPUs"
 	@echo "make test       lint, types and tests"
 	@echo "make bench      how fast commands start, logs are read beside grep, the store works"
 	@echo "make chaos      break everything around the agent for as long as it takes: 15 minutes"
+	@echo "make vm         kill engines for memory on a kernel of their own, in a virtual machine"
 	@echo "make soak       replay a day of eight GPUs: does the agent grow?"
 	@echo "make accuracy   how near the memory model comes to real starts"
 	@echo "make docs       write the generated parts of the docs and the READMEs anew"
@@ -50,6 +51,10 @@ soak: $(INSTALLED)
 chaos: $(INSTALLED)
 	OOMWATCH_CHAOS=long $(PY) -m pytest tests/agent
 
+# 77: it cannot run here, and the last line has said why.
+vm: $(INSTALLED)
+	tests/vm/run.sh .cache/vm $(PY) || [ $$? = 77 ]
+
 accuracy: $(INSTALLED)
 	$(PY) benchmarks/accuracy.py
 
@@ -57,7 +62,7 @@ docs: $(INSTALLED)
 	$(PY) docs/generate.py
 
 clean:
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .cache dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # The stamp is newer than both files only after a whole installation: a repeat asks no registry.
 $(INSTALLED): pyproject.toml constraints.txt
