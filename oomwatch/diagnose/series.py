@@ -61,6 +61,7 @@ class ProcessTrend:
     shared_bytes: int | None = None
     state: str | None = None
     """Of the kernel's states the one it was in at the first and at the last reading."""
+    cgroup: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -271,6 +272,7 @@ def _processes(samples: Sequence[ProcessSample]) -> list[ProcessTrend]:
                     cmdlines.get(pid),
                     sample.shared_bytes,
                     sample.state if sample.state == states[pid] else None,
+                    sample.cgroup,
                 )
             )
     return found

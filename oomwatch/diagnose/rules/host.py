@@ -58,7 +58,8 @@ def kernel_kill(facts: Facts) -> Finding | None:
         "host_total_bytes": facts.series.host_total_bytes,
         "stage": _stage(facts),
     }
-    evidence = [victim.evidence(), *growers(facts, pid), *last_words(facts)]
+    limited = fields.get("oom_memcg") if memcg else None
+    evidence = [victim.evidence(), *growers(facts, pid, limited), *last_words(facts)]
     cause, why = _kill_cause(facts, victim)
     holding = f" ({format_bytes(rss)} resident)" if rss else ""
     return found(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from oomwatch.diagnose.facts import Facts, cite
+from oomwatch.diagnose.series import ProcessTrend
 from oomwatch.records import Evidence
 from oomwatch.units import GIB, format_bytes
 
@@ -17,10 +18,16 @@ KILLED_FOR_MEMORY: Final = (
 """Lines of those that keep the server: it was ended for want of host memory."""
 
 
-def growers(facts: Facts, victim: Any) -> list[Evidence]:
-    """The processes whose resident memory grew most, or is largest."""
+def growers(facts: Facts, victim: Any, limited: str | None = None) -> list[Evidence]:
+    """The processes whose resident memory grew most, or is largest.
+
+    `limited` is the cgroup that ran into its limit: what runs elsewhere took nothing of it.
+    """
+    processes = list(facts.series.processes)
+    if limited and any(p.pid == victim and _is_within(p, limited) for p in processes):
+        processes = [p for p in processes if p.cgroup is None or _is_within(p, limited)]
     ranked = sorted(
-        facts.series.processes,
+        processes,
         key=lambda p: -(p.rss.grown if p.rss.grown > 0.5 * GIB else 0) - p.rss.last / 1e3,
     )
     return [
@@ -35,6 +42,10 @@ def growers(facts: Facts, victim: Any) -> list[Evidence]:
         for p in ranked[:3]
         if p.pid != victim or p.rss.grown > 0.5 * GIB
     ]
+
+
+def _is_within(process: ProcessTrend, cgroup: str) -> bool:
+    return f"{process.cgroup}/".startswith(f"{cgroup.rstrip('/')}/")
 
 
 def last_words(facts: Facts) -> list[Evidence]:
