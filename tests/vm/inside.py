@@ -127,7 +127,7 @@ def failures() -> list[dict[str, Any]]:
     return [one for one in found if FAILURES & {t["kind"] for t in one["triggers"]}]
 
 
-def kill(engine: Engine, witness: str) -> str:
+def kill(engine: Engine, witness: str, whose: str) -> str:
     """Have the kernel kill an engine's core; the id of the one incident that this became."""
     core = engine.core()
     before = {one["id"] for one in failures()}
@@ -154,6 +154,8 @@ def kill(engine: Engine, witness: str) -> str:
         fail(f"nothing from {witness}")
     if {trigger["pid"] for trigger in kills} - {None} != {core}:
         fail(f"told of other processes than {core}")
+    if not any(whose in trigger["text"] for trigger in new[0]["triggers"]):
+        fail(f"nobody says that it was {whose}")
     return new[0]["id"]
 
 
@@ -172,16 +174,15 @@ def main() -> None:
         wait_for(engine.is_watched, f"the agent sees {engine.id}")
     say("it sees both engines")
     say(f"-- a kill at MemoryMax={LIMIT}")
-    first_id = kill(limited, "cgroup_oom")
+    first_id = kill(limited, "cgroup_oom", "its own memory limit (cgroup)")
     say("-- a kill on a host without memory")
-    second_id = kill(unlimited, "kernel_oom")
+    second_id = kill(unlimited, "kernel_oom", "the whole host's memory")
     if [one["id"] for one in failures()] != [first_id, second_id]:
         fail("more incidents than kills")
     for entry in journal("--unit=oomwatch.service"):
         if re.search("Traceback|internal fault|reception only permitted", entry["MESSAGE"]):
             fail(entry["MESSAGE"])
-    print(run("oomwatch", "incidents", "show", first_id))
-    print(run("oomwatch", "incidents", "show", second_id))
+    say("one incident for each kill, of the right engine, with the right cause")
     print("== end", flush=True)
 
 
