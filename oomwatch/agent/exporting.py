@@ -20,7 +20,7 @@ from oomwatch.config.export import ExportConfig
 from oomwatch.export.access import load_access
 from oomwatch.export.families import Exporter
 from oomwatch.export.samples import Samples
-from oomwatch.export.server import MetricsServer
+from oomwatch.export.server import MetricsServer, is_open
 from oomwatch.export.site import Site
 from oomwatch.export.snapshot import Snapshot
 from oomwatch.export.text import Format
@@ -98,6 +98,10 @@ class Exporting:
             _LOG.error("metrics are not served: %s; `oomwatch config check`, then reload", error)
             return
         for address in config.listen:
+            if access.users is None and is_open(address):
+                _LOG.warning(
+                    "whoever reaches %s can read the metrics: set export.users_file", address
+                )
             yield MetricsServer(address, self._site, access)
 
     def _others(self, config: ExportConfig) -> Iterator[Part]:

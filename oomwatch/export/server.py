@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import http
+import ipaddress
 import logging
 import os
 import socket
@@ -203,6 +204,17 @@ def listen(address: str) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def is_open(address: str) -> bool:
+    """Whether other hosts may reach it."""
+    if address.startswith("unix:"):
+        return False
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return not ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host != "localhost"
 
 
 def _listen_unix(path: str) -> socket.socket:

@@ -17,10 +17,14 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from some_host import AT, GIB, gpu, host, incident
 
+from oomwatch.agent.otlp_feed import OtlpFeed
+from oomwatch.config import ConfigError
+from oomwatch.config.export import OtlpConfig
 from oomwatch.export.families import Exporter
 from oomwatch.export.metrics import METRICS
 from oomwatch.export.otlp import log_record, metrics_request, otlp_name, resource_of
 from oomwatch.export.push import OtlpSender, endpoints_of, headers_of
+from oomwatch.export.snapshot import PeakFigures
 
 
 class Collector:
@@ -296,3 +300,58 @@ def test_a_mig_instance_names_its_gpu():
     found = [values(p.attributes) for p in metrics["hw.gpu.memory.usage"].sum.data_points]
     assert [each["hw.id"] for each in found] == ["GPU-0", "MIG-1"]
     assert found[1]["hw.parent"] == "GPU-0"
+
+
+# ---------------------------------------------------------------- incidents as they come and go
+class Told:
+    """What the feed asks: samples of a host, and which incidents are open."""
+
+    host = "gpu-1"
+
+    def __init__(self) -> None:
+        self.open: list = []
+
+    def samples(self, _asking):
+        snapshot = host()
+        exporter = Exporter()
+        return snapshot, (exporter.samples(snapshot), exporter.peaks(snapshot, PeakFigures()))
+
+    def open_incidents(self):
+        return self.open
+
+
+def test_what_is_opened_and_closed_is_told_once_and_what_was_open_before_is_not(
+    collector, tmp_path
+):
+    headers = tmp_path / "headers"
+    headers.write_text("Authorization: Bearer geheim\n")
+    told = Told()
+    told.open = [incident(1)]
+    config = OtlpConfig(enabled=True, endpoint=collector.url, headers_file=str(headers))
+    feed = OtlpFeed(config, told, told, {})
+    feed._step()
+    told.open = [incident(1), incident(2)]
+    feed._step()
+    feed._step()
+    told.open = []
+    feed._step()
+    records = [
+        (record["eventName"], record["attributes"][1]["value"]["stringValue"])
+        for path, _, body in collector.received
+        if path == "/v1/logs"
+        for record in body["resourceLogs"][0]["scopeLogs"][0]["logRecords"]
+    ]
+    assert records[0] == ("oomwatch.incident.opened", incident(2).id)
+    assert sorted(records[1:]) == [
+        ("oomwatch.incident.closed", incident(1).id),
+        ("oomwatch.incident.closed", incident(2).id),
+    ]
+    figures = [(h, body) for path, h, body in collector.received if path == "/v1/metrics"]
+    assert len(figures) == 1  # every 30 s
+    assert figures[0][0]["Authorization"] == "Bearer geheim"
+
+
+def test_a_headers_file_that_is_missing_is_told(tmp_path):
+    config = OtlpConfig(enabled=True, headers_file=str(tmp_path / "nothing"))
+    with pytest.raises(ConfigError, match=r"export\.otlp\.headers_file"):
+        OtlpFeed(config, Told(), Told(), {})

@@ -19,7 +19,7 @@ from oomwatch.config import ConfigError
 from oomwatch.config.export import ExportConfig
 from oomwatch.export.access import Access, load_access
 from oomwatch.export.request import BadRequestError, parse_request
-from oomwatch.export.server import MetricsServer
+from oomwatch.export.server import MetricsServer, is_open
 from oomwatch.export.site import Site, takes_gzip
 
 PAGE = b"# HELP oomwatch_x X.\n# TYPE oomwatch_x gauge\noomwatch_x 1\n" * 100
@@ -261,6 +261,37 @@ def test_a_file_that_is_no_socket_is_let_be(tmp_path):
     assert not server.bound.wait(0.3)
     server.close()
     assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("address", "reached"),
+    [
+        ("127.0.0.1:1", False),
+        ("127.8.0.1:1", False),
+        ("[::1]:1", False),
+        ("localhost:1", False),
+        ("unix:/run/x", False),
+        ("0.0.0.0:1", True),
+        ("[::]:1", True),
+        ("10.0.0.7:1", True),
+        ("[fe80::1%eth0]:1", True),
+        ("gpu-1.internal:1", True),
+    ],
+)
+def test_whether_other_hosts_reach_it(address, reached):
+    assert is_open(address) is reached
+
+
+def test_an_ipv6_address():
+    site = Site(lambda _form, _asking: PAGE, lambda: True, lambda _cause: None)
+    server = MetricsServer("[::1]:0", site, Access())
+    server.start()
+    with contextlib.closing(server):
+        if not server.bound.wait(2):
+            pytest.skip("this host has no IPv6")
+        with socket.create_connection(("::1", server.port), 10) as connection:
+            connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 def test_it_ends_at_once_whoever_is_connected(served):
