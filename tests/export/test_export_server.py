@@ -174,8 +174,17 @@ def test_a_request_that_never_ends_is_ended():
         assert sent < 900
 
 
-def test_slow_clients_lock_nobody_out_and_do_not_pile_up(served):
+def test_one_that_asks_nothing_is_told_that_it_took_too_long():
+    served = Served(request_seconds=0.2)
+    place = ("127.0.0.1", served.server.port)
+    with contextlib.closing(served.server), socket.create_connection(place, 4) as connection:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 408 ")
+
+
+def test_slow_clients_lock_nobody_out_and_do_not_pile_up():
+    served = Served(request_seconds=600)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.closing(served.server))
         for _ in range(40):
             connection = socket.create_connection(("127.0.0.1", served.server.port), 10)
             stack.enter_context(connection).sendall(b"GET /metrics HTTP/1.1\r\n")
