@@ -127,12 +127,10 @@ class Ledger:
     def _hold(self, row: OutboxRow) -> list[Change]:
         known = self.outbox.get(row.id)
         if known is not None and known.state == "held":
-            same = (known.due_at, known.reason, known.change) == (
-                row.due_at,
-                row.reason,
-                row.change,
-            )
-            if same and known.kind == row.kind:
+            same = ("kind", "due_at", "reason", "change")
+            if all(getattr(known, name) == getattr(row, name) for name in same) and (
+                _ends(known) == _ends(row)
+            ):
                 return []
             row = dataclasses.replace(row, created_at=known.created_at)
         return [self._put(row)]
@@ -162,6 +160,11 @@ class Ledger:
             for row in self.outbox.of(first.incident_id, first.sink)
             if row.state == "waiting" and self._replace(first.sink, row.id, None)
         ]
+
+
+def _ends(row: OutboxRow) -> list[object]:
+    """When the incidents of a message were over: a held one may be all that is known of them."""
+    return [each.get("closed_at") for each in (row.notice or {}).get("incidents", ())]
 
 
 def _renewed(row: OutboxRow, incident: IncidentNotice, now: float) -> OutboxRow:
