@@ -188,8 +188,13 @@ class Detector:
                 self._failures.gone(engine, at, message.now)
         rule = self._config.detect.restart_loop
         for engine in came:
-            starts = self._table.starts_within(engine.id, rule.window_seconds, at)
-            if starts >= rule.starts and self.book.is_failing(engine.id):
+            failing_since = self.book.failing_since(engine.id)
+            if failing_since is None:
+                continue
+            starts = self._table.starts_since(engine.id, at - rule.window_seconds)
+            again = self._table.starts_since(engine.id, failing_since)
+            # The start that failed first counts, but not those before it: they served.
+            if starts >= rule.starts and again >= rule.starts - 1:
                 text = f"{engine.id} was started {starts} times lately and fails again and again"
                 self._raise(
                     Trigger("restart_loop", at, engine.id, text=text, values={"starts": starts}),

@@ -174,9 +174,9 @@ class EngineTable:
         age = 0.0 if found.started_at is None else max(0.0, at - found.started_at)
         return WatchedEngine(found, seen_monotonic=now, begun_monotonic=now - age)
 
-    def starts_within(self, engine_id: str, seconds: float, at: float) -> int:
-        """How often an engine was started lately."""
-        return sum(1 for start in self._starts.get(engine_id, ()) if at - start <= seconds)
+    def starts_since(self, engine_id: str, at: float) -> int:
+        """How often an engine was started since then, in epoch time."""
+        return sum(1 for start in self._starts.get(engine_id, ()) if start >= at)
 
 
 def is_abnormal(end: EngineExit) -> bool:

@@ -99,7 +99,12 @@ class IncidentBook:
 
     def is_failing(self, engine_id: str) -> bool:
         """Whether a failure of the engine is not over."""
-        return any(i.engine_id == engine_id and family(i) == "failure" for i in self.open)
+        return self.failing_since(engine_id) is not None
+
+    def failing_since(self, engine_id: str) -> float | None:
+        """When the failure that is not over began, in epoch time."""
+        failures = (i for i in self.open if i.engine_id == engine_id and family(i) == "failure")
+        return next((incident.opened_at for incident in failures), None)
 
     def take(self, trigger: Trigger, happened: float) -> StoredIncident | None:
         """Open an incident or add to the one this belongs to; None where it is known already.

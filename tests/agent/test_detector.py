@@ -389,6 +389,20 @@ def test_a_restart_loop_is_one_incident_until_it_serves(rig):
     assert one.diagnosis["resolution"]["command_changed"] is True
 
 
+def test_starts_that_served_are_no_loop(rig):
+    run = rig()
+    for start in range(1, 4):  # each is killed once it has served for a minute
+        run.find(start)
+        run.say(banner(run.wall))
+        run.go(60, run.page)
+        run.end(start, worker=True, exit_code=137, signal=9)
+        run.end(start, exit_code=1)
+        run.go(5)
+    assert [one.state for one in run.stored()] == ["closed", "closed", "open"]
+    run.find(4)
+    assert ["restart_loop" in kinds(one) for one in run.stored()] == [False, False, False]
+
+
 def test_a_failure_that_leaves_the_server_running_ends_when_it_works_on(rig):
     run = rig()
     run.find(1)
