@@ -10,7 +10,7 @@ from typing import Any
 
 from oomwatch.agent.engines import WatchedEngine
 from oomwatch.diagnose.inputs import Inputs, KernelInput, LogInput, PageInput
-from oomwatch.diagnose.judge import diagnose
+from oomwatch.diagnose.judge import diagnose, verdict_of
 from oomwatch.records import Diagnosis, Gpu, GpuSample, KernelEvent, Series, SourceStatus
 from oomwatch.remedies.prescription import with_remedies
 from oomwatch.report.json_report import to_json
@@ -81,7 +81,8 @@ class Explainer:
 def as_json(diagnosis: Diagnosis, *, only: int | None = None) -> dict[str, Any]:
     """The report of a diagnosis; with `only`, of this one of its incidents and no other."""
     if only is not None:
-        diagnosis = dataclasses.replace(diagnosis, incidents=diagnosis.incidents[only : only + 1])
+        one = diagnosis.incidents[only : only + 1]
+        diagnosis = dataclasses.replace(diagnosis, incidents=one, verdict=verdict_of(one))
     return to_json(diagnosis)
 
 

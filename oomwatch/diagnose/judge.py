@@ -219,25 +219,26 @@ def _risk(finding: Finding) -> Risk:
     )
 
 
+def verdict_of(incidents: Sequence[Incident]) -> Verdict:
+    """The verdict on these incidents alone; there must be one."""
+    memory = [i.finding for i in incidents if i.finding.cls != "not_oom"]
+    if any(f.strength > NOTHING or f.cause == "kv_alloc_overcommit" for f in memory):
+        return "oom"
+    if memory:
+        return "unknown"
+    if all(i.finding.cause == "shutdown_requested" for i in incidents):
+        return "healthy"
+    return "not_oom"
+
+
 def _verdict(
     incidents: Sequence[Incident], risks: Sequence[Risk], all_facts: Sequence[Facts], inputs: Inputs
 ) -> Verdict:
-    memory = [i for i in incidents if i.finding.cls != "not_oom"]
-    sure = [
-        i
-        for i in memory
-        if i.finding.strength > NOTHING or i.finding.cause == "kv_alloc_overcommit"
-    ]
-    if sure:
-        return "oom"
-    if risks:
+    said = verdict_of(incidents) if incidents else None
+    if risks and said != "oom":
         return "at_risk"
-    if memory:
-        return "unknown"
-    if incidents:
-        if all(i.finding.cause == "shutdown_requested" for i in incidents):
-            return "healthy"
-        return "not_oom"
+    if said is not None:
+        return said
     if any(_healthy(f) for f in all_facts) or any(p.engine for p in inputs.pages):
         return "healthy"
     return "unknown"

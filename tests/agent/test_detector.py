@@ -389,6 +389,26 @@ def test_a_restart_loop_is_one_incident_until_it_serves(rig):
     assert one.diagnosis["resolution"]["command_changed"] is True
 
 
+def test_the_verdict_on_a_failure_is_not_that_on_an_earlier_one(rig):
+    run = rig()
+    run.find(1)
+    run.say(banner(run.wall))
+    run.go(30, run.page)
+    run.say(refused(run.wall))
+    run.end(1, exit_code=1)
+    run.go(5)
+    run.find(2)
+    run.say(banner(run.wall).replace("pid=4", "pid=5"))
+    run.go(60, run.page)
+    run.end(2, worker=True, exit_code=137, signal=9)
+    run.go(5)
+    found = [one.diagnosis for one in run.stored()]
+    assert [(one["verdict"], one["incidents"][0]["cause"]) for one in found] == [
+        ("oom", "prefill_activation_peak"),
+        ("not_oom", "killed_by_signal"),
+    ]
+
+
 def test_starts_that_served_are_no_loop(rig):
     run = rig()
     for start in range(1, 4):  # each is killed once it has served for a minute
