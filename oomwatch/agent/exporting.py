@@ -19,11 +19,11 @@ from oomwatch.config import Config, ConfigError
 from oomwatch.config.export import ExportConfig
 from oomwatch.export.access import load_access
 from oomwatch.export.families import Exporter
+from oomwatch.export.page import Form
 from oomwatch.export.samples import Samples
 from oomwatch.export.server import MetricsServer, is_open
 from oomwatch.export.site import Site
 from oomwatch.export.snapshot import Snapshot
-from oomwatch.export.text import Format
 from oomwatch.export.textfile import remove_textfile, write_textfile
 
 _LOG = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class Exporting:
                 _LOG.error("nothing is sent to the collector: %s", error)
 
     # ---------------------------------------------------------------- figures
-    def page(self, form: Format, asking: str) -> bytes | None:
+    def page(self, form: Form, asking: str) -> bytes | None:
         """The page for whoever asks; None before the first look at everything."""
         return self._pages.page(form, asking)
 
@@ -152,7 +152,7 @@ class Textfile:
         remove_textfile(self.path)
 
     def _write(self) -> None:
-        page = self.exporting.page("text", "textfile")
+        page = self.exporting.page(Form(), "textfile")
         if page is None:
             return
         try:

@@ -15,9 +15,10 @@ from typing import Final
 from oomwatch.agent.figures import Figures
 from oomwatch.agent.own_figures import OwnFigures
 from oomwatch.export.families import Exporter
+from oomwatch.export.page import Form, PageHead
 from oomwatch.export.samples import Samples
 from oomwatch.export.snapshot import Snapshot
-from oomwatch.export.text import END, Format, render
+from oomwatch.export.text import END, render
 
 _FRESH_SECONDS: Final = 2.0
 _AWAITED_SECONDS: Final = 120.0
@@ -25,12 +26,12 @@ _AWAITED_SECONDS: Final = 120.0
 
 @dataclasses.dataclass(slots=True)
 class _Prepared:
-    """A snapshot, its samples, and the pages that were made of them."""
+    """A snapshot, its samples, and the first parts of pages that were made of them."""
 
     at: float
     snapshot: Snapshot
     samples: Samples
-    pages: dict[Format, bytes] = dataclasses.field(default_factory=dict)
+    heads: dict[Form, PageHead] = dataclasses.field(default_factory=dict)
 
 
 class Pages:
@@ -40,21 +41,21 @@ class Pages:
         self._figures = figures
         self._own = own
         self._lock = threading.Lock()
-        self._asked: dict[Format, float] = {}
+        self._asked: dict[Form, float] = {}
         self._prepared: _Prepared | None = None
         self.exporter = Exporter()
 
-    def page(self, form: Format, asking: str) -> bytes | None:
+    def page(self, form: Form, asking: str) -> bytes | None:
         """The page for whoever asks; None before the first look at everything."""
         now = self._asked[form] = time.monotonic()
         prepared = self._prepared
-        if prepared is None or now - prepared.at > _FRESH_SECONDS or form not in prepared.pages:
+        if prepared is None or now - prepared.at > _FRESH_SECONDS or form not in prepared.heads:
             with self._lock:
                 prepared = self._make(now, [form])
         if prepared is None:
             return None
         peaks = self.exporter.peaks(prepared.snapshot, self._figures.peaks(asking))
-        return prepared.pages[form] + render(peaks, form) + END[form]
+        return prepared.heads[form].with_end(render(peaks, form.format) + END[form.format])
 
     def samples(self, asking: str) -> tuple[Snapshot, tuple[Samples, Samples]] | None:
         """What a page of now is made of, its peaks apart, and the snapshot behind it."""
@@ -74,13 +75,14 @@ class Pages:
             if awaited:
                 self._prepared = self._make(now, awaited)
 
-    def _make(self, now: float, forms: list[Format]) -> _Prepared | None:
+    def _make(self, now: float, forms: list[Form]) -> _Prepared | None:
         begun = time.perf_counter()
         snapshot = self._figures.snapshot()
         if snapshot is None:
             return None
         made = _Prepared(now, snapshot, self.exporter.samples(snapshot))
+        texts = {form.format: render(made.samples, form.format) for form in forms}
         for form in forms:
-            made.pages[form] = render(made.samples, form)
+            made.heads[form] = PageHead(texts[form.format], packed=form.packed)
         self._own.page_seconds = time.perf_counter() - begun
         return made

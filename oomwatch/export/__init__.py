@@ -6,7 +6,7 @@
 ``labels``    labels of a series, made safe and written once
 ``families``  a snapshot to the samples of the metrics
 ``engines``, ``agent``  the same for engines and for the agent itself
-``text``      samples to a page, in Prometheus' text format or OpenMetrics
+``text``      samples to a page, in Prometheus' text format or OpenMetrics; ``page`` packs it ahead
 ``server``    the page over HTTP
 ``access``    who may read it: TLS and passwords
 ``textfile``  the page as a file for node_exporter

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from oomwatch.export.page import Form
 from oomwatch.export.request import Request
-from oomwatch.export.text import CONTENT_TYPES, Format, preferred
+from oomwatch.export.text import CONTENT_TYPES, preferred
 
-MakePage = Callable[[Format, str], bytes | None]
-"""The page in a format, for whoever asks; None before the first reading."""
+MakePage = Callable[[Form, str], bytes | None]
+"""The page in a form, for whoever asks; None before the first reading."""
 
 _PLAIN: Final = "text/plain; charset=utf-8"
 _RETRY_SECONDS: Final = 2
-_LEAST_PACKED: Final = 1024
 _INDEX: Final = """\
 oomwatch: what ran out of memory on an LLM server, and why
 
@@ -70,15 +69,15 @@ class Site:
         return plain(404, "there is no such page; / lists those that there are")
 
     def _metrics(self, request: Request) -> Answer:
-        form = preferred(request.header("accept"))
+        packed = takes_gzip(request.header("accept-encoding"))
+        form = Form(preferred(request.header("accept")), packed)
         body = self._make_page(form, request.client)
         if body is None:
             return _not_yet()
         headers = {"Vary": "Accept, Accept-Encoding"}
-        if len(body) >= _LEAST_PACKED and takes_gzip(request.header("accept-encoding")):
-            body = gzip.compress(body, compresslevel=1)
+        if packed:
             headers["Content-Encoding"] = "gzip"
-        return Answer(200, body, CONTENT_TYPES[form], headers)
+        return Answer(200, body, CONTENT_TYPES[form.format], headers)
 
 
 def plain(status: int, text: str, headers: Mapping[str, str] | None = None) -> Answer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+import zlib
 
 import pytest
 
@@ -18,6 +19,7 @@ from oomwatch.agent.pages import Pages
 from oomwatch.config import Config
 from oomwatch.detect.engine import EngineWatch
 from oomwatch.discovery import DiscoveredEngine, Discovery, EngineMember, GpuHolder
+from oomwatch.export.page import Form, PageHead
 from oomwatch.notify.delivery import SinkStatus
 from oomwatch.records import (
     EngineSample,
@@ -35,6 +37,7 @@ from oomwatch.sources.procfs import ProcessInfo, ProcessTree
 from oomwatch.store.writer import StoreWriter
 
 GIB = 1 << 30
+OPEN = Form("openmetrics")
 
 
 class Rig:
@@ -126,11 +129,11 @@ def serving(watched: WatchedEngine, *labels: str) -> WatchedEngine:
 # ---------------------------------------------------------------- readiness
 def test_nothing_is_known_before_the_first_look(rig):
     assert rig.figures.snapshot() is None
-    assert rig.pages.page("text", "me") is None
+    assert rig.pages.page(Form(), "me") is None
     assert rig.pages.samples("me") is None
     rig.look_at_host()
     assert rig.figures.is_ready()
-    assert rig.pages.page("text", "me") is not None
+    assert rig.pages.page(Form(), "me") is not None
 
 
 # ---------------------------------------------------------------- GPUs
@@ -357,26 +360,26 @@ def test_a_page_is_made_ahead_for_whoever_has_asked(rig):
     rig.look_at_host()
     rig.pages.prepare()
     assert rig.pages._prepared is None  # nobody has asked
-    assert b"# EOF" in rig.pages.page("openmetrics", "a")
+    assert b"# EOF" in rig.pages.page(OPEN, "a")
     rig.pages.prepare()
     ahead = rig.pages._prepared
-    assert set(ahead.pages) == {"openmetrics"}
+    assert set(ahead.heads) == {OPEN}
     made = rig.own.page_seconds
-    assert ahead.pages["openmetrics"] in rig.pages.page("openmetrics", "a")
+    assert rig.pages.page(OPEN, "a").endswith(b"# EOF\n")
     assert rig.own.page_seconds == made  # not made again
-    rig.pages._asked["openmetrics"] -= 200
+    rig.pages._asked[OPEN] -= 200
     rig.pages.prepare()
     assert rig.pages._prepared is ahead  # nobody asks any more
 
 
 def test_an_old_page_is_not_handed_out(rig):
     rig.look_at_host()
-    rig.pages.page("text", "a")
+    rig.pages.page(Form(), "a")
     rig.pages.prepare()
     rig.add(serving(engine("newcomer")))
-    assert b"newcomer" not in rig.pages.page("text", "a")
+    assert b"newcomer" not in rig.pages.page(Form(), "a")
     rig.pages._prepared.at -= 3
-    assert b"newcomer" in rig.pages.page("text", "a")
+    assert b"newcomer" in rig.pages.page(Form(), "a")
 
 
 def test_each_who_asks_gets_peaks_of_their_own(rig):
@@ -385,6 +388,17 @@ def test_each_who_asks_gets_peaks_of_their_own(rig):
     rig.sweep(gpu(highest=79 * GIB), now=now - 2)
     rig.sweep(gpu(highest=70 * GIB), now=now - 1)
     peak = f'oomwatch_gpu_memory_used_max_bytes{{gpu="0",uuid="GPU-0"}} {79 * GIB}\n'.encode()
-    assert peak in rig.pages.page("text", "a")
-    assert peak in rig.pages.page("text", "b")
-    assert peak not in rig.pages.page("text", "a")
+    assert peak in rig.pages.page(Form(), "a")
+    assert peak in rig.pages.page(Form(), "b")
+    assert peak not in rig.pages.page(Form(), "a")
+
+
+def test_a_packed_page_is_one_and_its_end_may_differ():
+    head = PageHead(b"oomwatch_x 1\n" * 1000, packed=True)
+    for end in (b"", b"a 1\n", b"b 2\n" * 5000):
+        packed = head.with_end(end)
+        reader = zlib.decompressobj(31)
+        assert reader.decompress(packed) == b"oomwatch_x 1\n" * 1000 + end
+        assert reader.eof  # one stream, whole
+        assert not reader.unused_data
+    assert PageHead(b"a", packed=False).with_end(b"b") == b"ab"

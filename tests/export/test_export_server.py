@@ -18,6 +18,7 @@ import pytest
 from oomwatch.config import ConfigError
 from oomwatch.config.export import ExportConfig
 from oomwatch.export.access import Access, load_access
+from oomwatch.export.page import PageHead
 from oomwatch.export.request import BadRequestError, parse_request
 from oomwatch.export.server import MetricsServer, is_open
 from oomwatch.export.site import Site, takes_gzip
@@ -37,10 +38,13 @@ class Served:
         assert self.server.bound.wait(10)
 
     def _make(self, form, asking):
-        self.asked.append((form, asking))
+        self.asked.append((form.format, asking))
         if self.page == b"broken":
             raise RuntimeError("broken")
-        return self.page
+        if self.page is None:
+            return None
+        half = len(self.page) // 2
+        return PageHead(self.page[:half], packed=form.packed).with_end(self.page[half:])
 
     def get(self, path="/metrics", method="GET", context=None, **headers):
         kind = http.client.HTTPSConnection if context else http.client.HTTPConnection
