@@ -185,6 +185,7 @@ class LogFollowers:
         if lines:
             self.lines_total += len(lines)
             self._sink.put_events(lines[:_MAX_EXCERPT_LINES], one.engine_id)
+        if one.tail.tells:
             if one.unjudged is None:
                 one.unjudged = (time.monotonic(), _position(one))
             self._on_telling(one.engine_id)

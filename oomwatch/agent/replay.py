@@ -175,6 +175,7 @@ class Replay:
                 lines = list(tail.poll())
                 if lines:
                     self.writer.put_events(lines[:_MOST_EXCERPT_LINES], engine.id)
+                if tail.tells:
                     self.detector.handle(TellingLines(at, engine.id))
         self.detector.tick(at)
         if at >= self._housekeeping_due:

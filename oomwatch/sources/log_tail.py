@@ -90,6 +90,8 @@ class LogTail:
         self._late = size - LATE_BYTES if size > HEAD_BYTES + LATE_BYTES else 0
         self._behind = 0
         """Bytes that are read after a telling line, also if they come later: its traceback."""
+        self.tells = False
+        """Whether what the last `poll` gave may tell of a failure, rather than of load alone."""
         place = follower.position
         self._resumes = isinstance(place, FilePosition) and place.offset > 0
 
@@ -109,6 +111,7 @@ class LogTail:
 
         """
         self._clock.note(self._wall())
+        self.tells = False
         if self._resumes:
             self._resumes = False
             self._read_beginning(self.name)
@@ -158,9 +161,11 @@ class LogTail:
             fresh = list(read_pieces([Piece(number, data, joined=False)], self.name, self._clock))
             start.head += fresh
             if telling:
+                found, wide = telling_spans(data)
+                self.tells |= wide
                 told = [
                     range(number + data.count(b"\n", 0, a), number + data.count(b"\n", 0, b) + 1)
-                    for a, b in telling_spans(data)[0]
+                    for a, b in found
                 ]
                 few = len(fresh) <= _FEW_LINES  # a start's own lines; in a flood what tells
                 yield from (n for n in fresh if few or any(n.number in span for span in told))
@@ -168,10 +173,13 @@ class LogTail:
         if not telling and not self._behind:
             return
         spans = [(0, line_end(data, self._behind))] if self._behind else []
+        self.tells |= bool(spans)
         self._behind = max(0, self._behind - len(data))
         if telling:
-            spans = merge_spans([*spans, *telling_spans(data)[0]])
-            if spans and spans[-1][1] == len(data):  # what follows it comes with the next look
+            found, wide = telling_spans(data)
+            self.tells |= wide
+            spans = merge_spans([*spans, *found])
+            if wide and spans[-1][1] == len(data):  # what follows it comes with the next look
                 self._behind = BEHIND_BYTES
         pieces = [
             Piece(number + data.count(b"\n", 0, begin), data[begin:end], joined=False)

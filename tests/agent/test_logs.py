@@ -60,6 +60,11 @@ class Rig:
             one.tail.follower.close()
 
 
+BANNER_OF_A_LONG_START = (
+    "INFO api_server.py:10] vLLM API server version 0.11.0\n" + "INFO hello\n" * 4000
+)
+
+
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path)
@@ -77,6 +82,25 @@ def test_telling_lines_are_stored_told_of_and_their_place_saved(rig):
     assert [name for name, _ in rig.sink.lines] == ["one"]
     assert rig.told == ["one"]
     assert rig.sink.positions[str(rig.folder / "a.log")]["number"] == 3
+
+
+def test_statistics_of_a_full_pool_are_stored_and_ask_for_no_judgement(rig):
+    # Else a failure would wait for the end of a pause that they made longer and longer.
+    rig.write("a.log", BANNER_OF_A_LONG_START)
+    rig.followers.attach(rig.engine("one", "a.log"))
+    rig.followers.look()
+    full = "(APIServer pid=7) INFO [loggers.py:1] Engine 000: Running: 4 reqs, GPU KV cache usage: 97.1%\n"
+    access = 'INFO:     10.0.0.1:5 - "GET /metrics HTTP/1.1" 200 OK\n'
+    for _ in range(3):
+        rig.write("a.log", access + full)
+        rig.followers.look()
+        rig.write("a.log", access)
+        rig.followers.look()
+    assert ["97.1%" in text for _, text in rig.sink.lines] == [True] * 3
+    assert rig.told == []
+    rig.write("a.log", FAILED)
+    rig.followers.look()
+    assert rig.told == ["one"]
 
 
 def test_a_log_that_cannot_be_read_says_why_and_leaves_the_others_alone(rig):
