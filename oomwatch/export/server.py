@@ -1,8 +1,8 @@
 """Serves the site at one address: over TCP, with or without TLS, or over a Unix socket.
 
 Small and strict, since it runs inside a program that has better things to do: one request a
-connection, few at a time, each within a fixed time. When all places are taken the one that takes
-longest loses its own, so that clients that are slow on purpose lock nobody out.
+connection, few at a time, each within a fixed time. When all threads are taken, the connection that
+has lasted longest loses its own, so that clients that are slow on purpose lock nobody out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from oomwatch.export.site import Answer, Site, plain
 
 _LOG = logging.getLogger(__name__)
 
-_MOST_AT_ONCE: Final = 8
+_THREADS: Final = 6
+"""Of an address; one of them is always left to take the next connection."""
 _LINGER_SECONDS: Final = 0.2
 _BACKLOG: Final = 64
 _SOCKET_MODE: Final = 0o660
@@ -96,78 +97,86 @@ class MetricsServer:
         if self._thread.is_alive():
             self._thread.join(0.2)
 
-    # ---------------------------------------------------------------- the thread that listens
+    # ---------------------------------------------------------------- the threads
     def _run(self) -> None:
+        """Listen as soon as the address is free, then be the first of those who answer."""
+        listener = self._await_address()
+        if listener is None:
+            return
+        _LOG.info("metrics are served at %s", self.address)
+        for _ in range(_THREADS - 1):
+            threading.Thread(
+                target=self._work, args=(listener,), name="metrics", daemon=True
+            ).start()
+        self.bound.set()
+        self._work(listener)
+
+    def _await_address(self) -> socket.socket | None:
         said = ""
         while not self._closing.is_set():
             try:
-                listener = listen(self.address)
+                self._listener = listen(self.address)
             except (OSError, ValueError) as error:
                 reason = getattr(error, "strerror", None) or str(error)
                 if reason != said:
                     _LOG.warning("export.listen: %s: %s; it is tried again", self.address, reason)
                 said = reason
                 self._closing.wait(self._retry_seconds)
-                continue
-            said = ""
-            self._listener = listener
-            if self._closing.is_set():
-                listener.close()
-                return
-            _LOG.info("metrics are served at %s", self.address)
-            self.bound.set()
-            self._accept(listener)
-            self.bound.clear()
+            else:
+                return self._listener
+        return None
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _work(self, listener: socket.socket) -> None:
+        """Take a connection and answer it, again and again: no thread waits for another."""
         while not self._closing.is_set():
             try:
                 connection, peer = listener.accept()
-            except OSError as error:
-                if self._closing.is_set() or error.errno in {errno.EBADF, errno.EINVAL}:
-                    return
-                self._closing.wait(0.1)  # no descriptors left, or the client has gone
+            except OSError:
+                self._closing.wait(0.1)  # it ends, no descriptor is left, or the client has gone
                 continue
-            with self._lock:
-                self._serving[connection] = time.monotonic()
-                if len(self._serving) > _MOST_AT_ONCE:
-                    oldest = min(self._serving, key=self._serving.__getitem__)
-                    del self._serving[oldest]
-                    _cut(oldest)
-            name = "unix" if self._is_unix else str(peer[0])
             try:
-                threading.Thread(
-                    target=self._serve, args=(connection, name), name="scrape", daemon=True
-                ).start()
-            except RuntimeError:  # no more threads are to be had
+                connection = self._wrapped(connection)
+                self._enter(connection)
+                self._serve(connection, "unix" if self._is_unix else str(peer[0]))
+            except (OSError, ValueError):  # the client has gone, or speaks another protocol
+                pass
+            except Exception:  # noqa: BLE001 - a fault of ours must not end the thread
+                _LOG.exception("answering at %s", self.address)
+            finally:
                 with self._lock:
                     self._serving.pop(connection, None)
                 connection.close()
 
-    # ---------------------------------------------------------------- one thread a connection
+    def _wrapped(self, connection: socket.socket) -> socket.socket:
+        connection.settimeout(self._request_seconds)
+        if self._access.tls is None:
+            return connection
+        return self._access.tls.wrap_socket(
+            connection, server_side=True, do_handshake_on_connect=False
+        )
+
+    def _enter(self, connection: socket.socket) -> None:
+        """Note who is served; where no thread is left for others, let go of the one before all."""
+        with self._lock:
+            self._serving[connection] = time.monotonic()
+            if len(self._serving) == _THREADS:
+                oldest = min(self._serving, key=self._serving.__getitem__)
+                del self._serving[oldest]
+                _cut(oldest)
+
     def _serve(self, connection: socket.socket, peer: str) -> None:
-        wrapped = connection
+        deadline = time.monotonic() + self._request_seconds
+        if isinstance(connection, ssl.SSLSocket):
+            connection.do_handshake()
         try:
-            connection.settimeout(self._request_seconds)
-            if self._access.tls is not None:
-                wrapped = self._access.tls.wrap_socket(connection, server_side=True)
-            try:
-                deadline = time.monotonic() + self._request_seconds
-                request = read_request(wrapped, deadline, peer)
-                answer = self._answer(request)
-                has_body = request.method != "HEAD"
-            except BadRequestError as error:
-                answer, has_body = plain(error.status, "this request is not understood"), True
-            wrapped.settimeout(self._answer_seconds)
-            wrapped.sendall(_head(answer) + (answer.body if has_body else b""))
-            _end(wrapped)
-        except (OSError, ssl.SSLError):  # the client has gone, or speaks another protocol
-            pass
-        finally:
-            with self._lock:
-                self._serving.pop(connection, None)
-            wrapped.close()
-            connection.close()
+            request = read_request(connection, deadline, peer)
+            answer = self._answer(request)
+            has_body = request.method != "HEAD"
+        except BadRequestError as error:
+            answer, has_body = plain(error.status, "this request is not understood"), True
+        connection.settimeout(self._answer_seconds)
+        connection.sendall(_head(answer) + (answer.body if has_body else b""))
+        _end(connection)
 
     def _answer(self, request: Request) -> Answer:
         if request.path not in _OPEN_PATHS and not self._access.admits(
@@ -264,5 +273,6 @@ def _end(connection: socket.socket) -> None:
 
 
 def _cut(connection: socket.socket) -> None:
+    """Wake the thread that serves it; of a TLS socket, leave its state to that thread."""
     with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
