@@ -121,6 +121,15 @@ def _secret_problems(loaded: Loaded) -> list[str]:
             engine_headers(engine)
         except ConfigError as error:
             problems.extend(error.problems)
+    receivers = [sink for sink in loaded.config.notify.sinks if sink.enabled]
+    if receivers:
+        from oomwatch.notify.sinks import make_sink
+
+        for sink in receivers:
+            try:
+                make_sink(sink)
+            except ConfigError as error:
+                problems.extend(error.problems)
     return problems
 
 

@@ -204,7 +204,7 @@ def test_an_incident_is_acknowledged(store):
 
 
 # ---------------------------------------------------------------- preview
-@pytest.mark.parametrize("kind", sorted(set(SINKS) - {"apprise"}))
+@pytest.mark.parametrize("kind", sorted(SINKS))
 @pytest.mark.usefixtures("configured")
 def test_every_kind_of_message_of_every_kind_of_receiver_can_be_seen(kind):
     shown = run(notify, "preview", kind)

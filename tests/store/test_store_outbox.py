@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sqlite3
 import threading
 import time
 
@@ -11,10 +10,8 @@ from fresh_store import NOW
 from test_store_round_trip import INCIDENT
 
 from oomwatch.records import OutboxRow, Silence
-from oomwatch.store.control import last_change
-from oomwatch.store.database import open_reader
+from oomwatch.store.control import changed, last_change
 from oomwatch.store.lanes import Batch, Lanes
-from oomwatch.store.location import parse_store
 from oomwatch.store.outbox import (
     SETTLED_SECONDS,
     ask_again,
@@ -173,9 +170,8 @@ class Notes:
         self.looks.append(last_change(connection))
 
 
-def test_the_writer_says_what_is_on_disk_and_looks_at_what_others_wrote(tmp_path):
-    path = tmp_path / "store.db"
-    writer = StoreWriter(str(path), "host-a", interval_seconds=0.02)
+def test_the_writer_says_what_is_on_disk_and_looks_at_what_others_wrote(store):
+    writer = StoreWriter(store.text, "host-a", interval_seconds=0.02)
     writer.start()
     notes = Notes()
     writer.watch(notes)
@@ -183,15 +179,14 @@ def test_the_writer_says_what_is_on_disk_and_looks_at_what_others_wrote(tmp_path
         writer.save_incident(INCIDENT, [ROW])
         assert notes.event.wait(10)
         assert notes.stored_ids == ["msg-1"]
-        with open_reader(parse_store(str(path))) as connection:
+        with store.read() as connection:
             assert read_outbox(connection)[0].id == "msg-1"
-        other = sqlite3.connect(path, timeout=10)
-        with other:
-            other.execute("INSERT INTO meta VALUES ('notify_changed', '7')")
-        other.close()
+        with store.writer.begin():
+            changed(store.writer)
+            value = last_change(store.writer)
         deadline = time.monotonic() + 10
-        while "7" not in notes.looks and time.monotonic() < deadline:
+        while value not in notes.looks and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert "7" in notes.looks
+        assert value in notes.looks
     finally:
         assert writer.stop(10)
