@@ -26,6 +26,7 @@ from oomwatch.agent.messages import (
     Seen,
     TellingLines,
 )
+from oomwatch.agent.settled import Settled
 from oomwatch.config.schema import Config
 from oomwatch.detect.forecast import Forecast
 from oomwatch.detect.incidents import IncidentBook, family
@@ -91,11 +92,13 @@ class Detector:
         self._on_incident = on_incident
         self._wall = wall
         self._conditions = Conditions(config, table, wall)
+        self._settled = Settled()
         self._failures = Failures(
             table,
             self._explain,
             self._raise,
-            book.is_failing,
+            book.failing_since,
+            self._settled.settle,
             wall=wall,
             started_at=wall() if started_at is None else started_at,
         )
@@ -186,20 +189,8 @@ class Detector:
         for engine in went:
             if not self._table.is_alive(engine):  # else it is only called otherwise now
                 self._failures.gone(engine, at, message.now)
-        rule = self._config.detect.restart_loop
         for engine in came:
-            failing_since = self.book.failing_since(engine.id)
-            if failing_since is None:
-                continue
-            starts = self._table.starts_since(engine.id, at - rule.window_seconds)
-            again = self._table.starts_since(engine.id, failing_since)
-            # The start that failed first counts, but not those before it: they served.
-            if starts >= rule.starts and again >= rule.starts - 1:
-                text = f"{engine.id} was started {starts} times lately and fails again and again"
-                self._raise(
-                    Trigger("restart_loop", at, engine.id, text=text, values={"starts": starts}),
-                    message.now,
-                )
+            self._failures.came(engine, at, message.now, self._config.detect.restart_loop)
 
     # ---------------------------------------------------------------- what is due
     def tick(self, now: float) -> None:
@@ -231,7 +222,7 @@ class Detector:
         with_exits: bool = True,
     ) -> Diagnosis:
         self.explained_total += 1
-        return self._explainer.explain(
+        diagnosis = self._explainer.explain(
             engines,
             kernel=[
                 event
@@ -242,6 +233,7 @@ class Detector:
             window=window,
             with_exits=with_exits,
         )
+        return self._settled.own(engines[0], diagnosis) if len(engines) == 1 else diagnosis
 
     def _explain_again(self, incident_id: str) -> None:
         """With the samples around it, once they are stored."""
@@ -393,5 +385,5 @@ def _part_for(incident: StoredIncident, diagnosis: Diagnosis) -> dict[str, Any] 
         lead = diagnosis.incidents[0].finding if diagnosis.incidents else None
         return None if lead is None or lead.cause in CALM else as_json(diagnosis, only=0)
     if diagnosis.risks:
-        return as_json(dataclasses.replace(diagnosis, incidents=()))
+        return as_json(dataclasses.replace(diagnosis, incidents=(), verdict="at_risk"))
     return as_json(diagnosis) if diagnosis.incidents else None

@@ -58,6 +58,8 @@ class WatchedEngine:
     """How long that took."""
     settled: bool = False
     """Whether its end has been judged."""
+    judged_before: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Once it is settled: up to where its logs had been judged with the start before."""
 
     @property
     def id(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from oomwatch.agent.engines import EngineTable, WatchedEngine, is_abnormal
 from oomwatch.agent.explain import as_json
 from oomwatch.agent.messages import ProcessEnded
+from oomwatch.config.detection import RestartLoop
 from oomwatch.records import Diagnosis, EngineExit, Evidence, Finding, Trigger, TriggerKind
 from oomwatch.sources.lifecycle import Ended
 
@@ -67,21 +68,24 @@ class Failures:
         table: EngineTable,
         explain: Callable[..., Diagnosis],
         raise_trigger: Raise,
-        is_failing: Callable[[str], bool],
+        failing_since: Callable[[str], float | None],
+        settle: Callable[[WatchedEngine], None],
         *,
         wall: Callable[[], float],
         started_at: float,
     ) -> None:
         """`explain` judges a list of starts, also without how their processes ended.
 
-        `is_failing`: whether a failure of an engine is not over.
+        `failing_since`: when a failure of an engine began that is not over; `settle` is told of
+        starts whose end was judged.
 
         `wall` is the clock of epoch time, `started_at` when the agent was started by it.
         """
         self._table = table
         self._explain = explain
         self._raise = raise_trigger
-        self._is_failing = is_failing
+        self._failing_since = failing_since
+        self._settle = settle
         self._wall = wall
         self._started_at = started_at
         self._logs: dict[str, _Log] = collections.defaultdict(_Log)
@@ -121,11 +125,27 @@ class Failures:
         elif not is_root and engine.crippled and failed:
             judged.exits.append((end, ended.pid))
 
+    def came(self, engine: WatchedEngine, at: float, now: float, rule: RestartLoop) -> None:
+        """A search has found a new start."""
+        failing_since = self._failing_since(engine.id)
+        if failing_since is None:
+            return
+        starts = self._table.starts_since(engine.id, at - rule.window_seconds)
+        again = self._table.starts_since(engine.id, failing_since)
+        # The start that failed first counts, but not those before it: they served.
+        if starts >= rule.starts and again >= rule.starts - 1:
+            text = f"{engine.id} was started {starts} times lately and fails again and again"
+            trigger = Trigger("restart_loop", at, engine.id, text=text, values={"starts": starts})
+            self._raise(trigger, now, None)
+
     def gone(self, engine: WatchedEngine, at: float, now: float) -> None:
         """A search does not find this start any more; nobody saw it end."""
         if engine.ended_at is None and engine.found.members:
             engine.ended_at = at
             self._judge_soon(engine, now)
+
+    def _is_failing(self, engine: WatchedEngine) -> bool:
+        return self._failing_since(engine.id) is not None
 
     def _judge_soon(self, engine: WatchedEngine, now: float) -> _End:
         return self._ends.setdefault(id(engine), _End(engine, now + _END_SECONDS))
@@ -215,11 +235,12 @@ class Failures:
         lead = diagnosis.incidents[0].finding if diagnosis.incidents else None
         calm = lead is not None and lead.cause in CALM
         told = as_json(diagnosis, only=0) if lead is not None and not calm else None
-        if not calm or self._is_failing(engine.id):
+        if not calm or self._is_failing(engine):
             for one, pid in end.exits:
                 self._raise(self._exit_trigger("process_exit", engine, one, pid), now, told)
         if engine.ended_at is None or engine.settled:
             return
+        self._settle(engine)
         engine.settled = True
         pid = engine.root[0]
         last = next(
@@ -228,7 +249,7 @@ class Failures:
         )
         is_known = last.exit_code is not None or last.signal is not None
         clean = calm or (is_known and not is_abnormal(last))
-        if not clean or self._is_failing(engine.id):
+        if not clean or self._is_failing(engine):
             self._raise(self._exit_trigger("process_exit", engine, last, pid), now, told)
 
     def _exit_trigger(

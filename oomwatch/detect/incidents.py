@@ -97,12 +97,8 @@ class IncidentBook:
         """Whether an earlier run of the agent opened it, and nothing was seen of it since."""
         return incident.id in self._is_known
 
-    def is_failing(self, engine_id: str) -> bool:
-        """Whether a failure of the engine is not over."""
-        return self.failing_since(engine_id) is not None
-
     def failing_since(self, engine_id: str) -> float | None:
-        """When the failure that is not over began, in epoch time."""
+        """When a failure of the engine began that is not over, in epoch time; None without one."""
         failures = (i for i in self.open if i.engine_id == engine_id and family(i) == "failure")
         return next((incident.opened_at for incident in failures), None)
 

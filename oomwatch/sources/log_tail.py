@@ -127,6 +127,11 @@ class LogTail:
         """What is kept of the last starts, in order."""
         return [line for start in list(self._starts) for line in (*start.head, *start.telling)]
 
+    @property
+    def last_at(self) -> float | None:
+        """When the last of these lines was written, by its own clock."""
+        return next((line.at for line in reversed(self.lines()) if line.at is not None), None)
+
     def excerpt(self, max_bytes: int) -> list[LogLine]:
         """Of the last starts what there is room for, without what clients sent.
 

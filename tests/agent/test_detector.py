@@ -343,6 +343,49 @@ def test_the_end_of_the_last_start_in_the_log_of_the_next_does_not_keep_it_open(
     assert [one.state for one in run.stored()] == ["closed"]
 
 
+def died(at: float) -> str:
+    return (
+        f"(APIServer pid=41) ERROR {stamp(at)} [core_client.py:564] Engine core proc EngineCore_DP0 "
+        "died unexpectedly, shutting down client.\n"
+    )
+
+
+@pytest.mark.parametrize("away", [20, 3000, 90_000])
+def test_the_end_of_the_last_start_is_no_failure_of_the_next(rig, away):
+    run = rig()
+    run.find(1)
+    run.say(banner(run.wall))
+    run.go(30, run.page)
+    run.end(1, worker=True, exit_code=137, signal=9)
+    run.say(died(run.wall))
+    run.end(1, exit_code=1)
+    run.go(5)
+    run.find()
+    run.go(away)
+    run.find(2)
+    run.say("WARNING memory is low\n")  # before its banner
+    run.go(5)
+    run.say(banner(run.wall).replace("pid=4", "pid=5"))
+    run.go(60, run.page)
+    run.end(2, exit_code=143, signal=15)
+    run.go(5)
+    one = run.only()
+    assert (one.state, cause(one)) == ("closed", "killed_by_signal")
+    assert [trigger.kind for trigger in one.triggers].count("log_failure") == 1
+
+
+def test_a_start_that_fails_as_the_last_one_did_is_a_failure(rig):
+    run = rig()
+    for start in (1, 2):
+        run.find(start)
+        run.say(banner(run.wall).replace("pid=4", f"pid={start}4"))
+        run.go(60, run.page)
+        run.say(died(run.wall).replace("pid=4", f"pid={start}4"))
+        run.end(start, exit_code=1)
+        run.go(5)
+    assert [one.state for one in run.stored()] == ["closed", "open"]
+
+
 def test_a_terminated_server_without_a_log_is_none(rig):
     run = rig()
     run.find(1)

@@ -55,9 +55,9 @@ def test_failures_of_a_restart_loop_stay_one_until_it_is_closed():
         incidents.take(failure(NOW + start * 90, where=f"server.log:{start}"), start * 90.0)
         incidents.take(exit_of(NOW + start * 90 + 1, pid=100 + start), start * 90.0)
     (only,) = incidents.open
-    assert incidents.is_failing("vllm-8000")
+    assert incidents.failing_since("vllm-8000") == incidents.open[0].opened_at
     incidents.close(only, NOW + 3000)
-    assert not incidents.is_failing("vllm-8000")
+    assert incidents.failing_since("vllm-8000") is None
     again = incidents.take(failure(NOW + 3600, where="server.log:900"), 3600.0)
     assert again.id != only.id
 
