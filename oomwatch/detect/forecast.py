@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-Point = tuple[float, float]
+from oomwatch.detect.points import Point
 
 _SPANS: Final = (40, 20)
 """Teeth about as long as two or three spans are seen in part only: then wider spans see none."""

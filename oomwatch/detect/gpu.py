@@ -9,8 +9,9 @@ from typing import Final
 
 from oomwatch.config.detection import DetectConfig
 from oomwatch.config.schema import ForecastConfig
-from oomwatch.detect.forecast import Forecast, Point
+from oomwatch.detect.forecast import Forecast
 from oomwatch.detect.levels import Level, Switch, held_families
+from oomwatch.detect.points import Point
 from oomwatch.detect.track import Track
 from oomwatch.records import Evidence, GpuProcessSample, GpuSample, Trigger, TriggerKind
 from oomwatch.units import MIB, format_bytes, format_duration

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import math
 from typing import Final
 
-from oomwatch.detect.forecast import Forecast, Point, forecast
+from oomwatch.detect.forecast import Forecast, forecast
+from oomwatch.detect.points import Points
 
 _MOST_POINTS: Final = 4096
 _PEAK_SECONDS: Final = 60.0
@@ -26,8 +26,8 @@ class Track:
         self._window = window_seconds
         self._least = min(least_seconds, window_seconds / 2)
         self._confidence = confidence
-        self._points: collections.deque[Point] = collections.deque(maxlen=_MOST_POINTS)
-        self._peaks: collections.deque[Point] = collections.deque(maxlen=_MOST_PEAKS)
+        self._points = Points(_MOST_POINTS)
+        self._peaks = Points(_MOST_PEAKS)
         self.last: float | None = None
         """The last reading; None before the first."""
 
@@ -37,13 +37,13 @@ class Track:
     def add(self, now: float, value: float) -> None:
         """Take a reading."""
         self.last = value
-        self._points.append((now, value))
+        self._points.append(now, value)
         while now - self._points[0][0] > self._window:
             self._points.popleft()
         if self._peaks and now - self._peaks[-1][0] < _PEAK_SECONDS:
-            self._peaks[-1] = (self._peaks[-1][0], max(value, self._peaks[-1][1]))
+            self._peaks.raise_last(value)
         else:
-            self._peaks.append((now, value))
+            self._peaks.append(now, value)
 
     def clear(self) -> None:
         """Forget all: what was seen before is no trend."""
