@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -29,10 +30,12 @@ def example_toml() -> str:
     """The example file: every key with its default, commented out."""
     lines = [_HEAD, f"schema_version = {SCHEMA_VERSION}"]
     said: set[str] = set()
-    for path, section in sections():
+    for path, section, own, like in _told_once():
         lines += ["", *_comment(section.doc)]
+        if like is not None:
+            lines += _comment(f"It also takes the keys that all receivers share: see {like}.")
         lines.append(f"#[[{dotted(path)}]]" if section.repeated else f"[{dotted(path)}]")
-        for key in keys(section.cls):
+        for key in own:
             if key.doc not in said:  # `mode` is the same in every rule
                 lines += _comment(key.doc)
             said.add(key.doc)
@@ -43,7 +46,7 @@ def example_toml() -> str:
 def reference() -> str:
     """The tables of the reference: each key with its default and what it means, as Markdown."""
     lines: list[str] = []
-    for path, section in sections():
+    for path, section, own, like in _told_once():
         name = dotted(path)
         lines += [
             f"### `{f'[[{name}]]' if section.repeated else f'[{name}]'}`",
@@ -51,12 +54,31 @@ def reference() -> str:
             section.doc,
             "",
         ]
+        if like is not None:
+            lines += [f"It also takes the keys that all receivers share: see `{like}`.", ""]
         lines += ["| key | default | meaning |", "|---|---|---|"]
-        for key in keys(section.cls):
+        for key in own:
             default = "not set" if not _has_default(key) else f"`{key.kind.show(key.default)}`"
             lines.append(f"| `{key.name}` | {default} | {key.doc} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _told_once() -> Iterator[tuple[KeyPath, Section, list[Key], str | None]]:
+    """Every table with the keys to describe there; what receivers share is told at the first.
+
+    The last is that other table, if there is one. A name is always told: it must be given.
+    """
+    told: dict[type[Any], str] = {}
+    for path, section in sections():
+        above = section.cls.__mro__[1:] if section.repeated else ()
+        bases = [base for base in above if dataclasses.is_dataclass(base)]
+        known = [base for base in bases if base in told]
+        shared = {field.name for base in known for field in dataclasses.fields(base)}
+        own = [key for key in keys(section.cls) if key.name == "name" or key.field not in shared]
+        for base in bases:
+            told.setdefault(base, f"[[{dotted(path)}]]")
+        yield path, section, own, told[known[0]] if known else None
 
 
 def sections(cls: type[Any] = Config, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Section]]:
