@@ -29,6 +29,7 @@ from oomwatch.notify.undelivered import undelivered_message
 from oomwatch.records import IncidentExcerpt, OutboxRow, Silence, StoredIncident
 from oomwatch.report.locale import Language
 from oomwatch.store.control import last_change
+from oomwatch.store.incidents import get_incident
 from oomwatch.store.outbox import PENDING, read_outbox
 from oomwatch.store.silences import read_acknowledged, read_silences
 from oomwatch.store.writer import Watcher
@@ -66,6 +67,8 @@ class _Said:
     silences: tuple[Silence, ...]
     acknowledged: frozenset[str]
     again: tuple[OutboxRow, ...]
+    incidents: tuple[StoredIncident, ...]
+    """Those that the messages to be sent again are about: they may be over by now."""
 
 
 class Notifier:
@@ -251,6 +254,8 @@ class Notifier:
                 )
                 self._ledger.outbox.put(fresh)
                 changes.append(Change(fresh, to_send=True))
+        for incident in said.incidents:
+            self._views.setdefault(incident.id, self._look_at(incident))
         return changes + self._ask(self._views)
 
     # ---------------------------------------------------------------- the writer's watcher
@@ -265,10 +270,14 @@ class Notifier:
         if change == self._seen_change:
             return
         self._seen_change = change
+        again = read_outbox(connection, host=self._host, states=["retry"], limit=_MOST_ROWS)
+        about = {row.incident_id for row in again if row.incident_id is not None}
+        found = (get_incident(connection, identity) for identity in about)
         said = _Said(
-            read_silences(connection, self._wall()),
-            read_acknowledged(connection),
-            read_outbox(connection, host=self._host, states=["retry"]),
+            silences=read_silences(connection, self._wall()),
+            acknowledged=read_acknowledged(connection),
+            again=again,
+            incidents=tuple(incident for incident in found if incident is not None),
         )
         with self._lock:
             self._said = said

@@ -243,6 +243,21 @@ def test_what_follows_a_first_message_that_was_refused_is_not_sent(running, conf
     assert here.receivers["a"].kinds == ["opened"]
 
 
+def test_what_is_sent_again_is_followed_by_what_was_left_out(running, configured):
+    """Else the receiver would have an incident for open that is over."""
+    here = running(configured(a=""))
+    here.wait_for(lambda: here.receivers["a"])
+    here.receivers["a"].answer = Refused("400")
+    here.notifier.save_incident(INCIDENT)
+    here.wait_for(lambda: [row.state for row in here.rows()] == ["failed"])
+    here.notifier.save_incident(over())
+    here.receivers["a"].answer = Delivered()
+    assert here.writer.flush(10)
+    here.write(lambda connection: ask_again(connection, None, time.time()))
+    here.told("a", "opened", "opened", "resolved")
+    assert len({notice.id for notice, _ in here.receivers["a"].sent}) == 2
+
+
 def test_an_incident_is_stored_whatever_becomes_of_its_messages(running, configured, caplog):
     here = running(configured(a=""))
     here.notifier._look_at = None
