@@ -60,35 +60,49 @@ class Exporting:
         self._pages = Pages(figures, own)
         self._site = Site(self.page, figures.is_ready, runbook)
         self._look = Repeat("export", _LOOK_SECONDS, self._look_around)
-        self._parts: list[Part] = []
+        self._serving: list[MetricsServer] = []
+        self._sending: list[Part] = []
 
     # ---------------------------------------------------------------- life
     def start(self) -> None:
         """Serve, write and send from now on."""
         self._look.start()
-        self._open()
+        self._set_labels()
+        self._serve()
+        self._send()
 
     def close(self) -> None:
         """Serve no more."""
         self._look.close()
-        for part in self._parts:
+        for part in (*self._serving, *self._sending):
             part.close()
 
     def reconfigure(self, config: Config) -> None:
         """Use another configuration from now on; certificates and users are read anew."""
-        if config.export == self._config and config.export.tls_certificate_file is None:
-            return
-        for part in self._parts:
-            part.close()
-        self._config = config.export
-        self._open()
+        before, self._config = self._config, config.export
+        after = self._config
+        self._set_labels()
+        if before != after or after.tls_certificate_file or after.users_file:
+            self._serve()
+        if _what_is_sent(before) != _what_is_sent(after):
+            self._send()
 
-    def _open(self) -> None:
-        config = self._config
-        self._figures.process_ids = config.process_ids
-        self._pages.exporter = Exporter(dcgm_labels=config.dcgm_labels)
-        self._parts = [*self._servers(config), *self._others(config)]
-        for part in self._parts:
+    def _set_labels(self) -> None:
+        self._figures.process_ids = self._config.process_ids
+        self._pages.exporter = Exporter(dcgm_labels=self._config.dcgm_labels)
+
+    def _serve(self) -> None:
+        for server in self._serving:
+            server.close()
+        self._serving = list(self._servers(self._config))
+        for server in self._serving:
+            server.start()
+
+    def _send(self) -> None:
+        for part in self._sending:
+            part.close()
+        self._sending = list(self._others(self._config))
+        for part in self._sending:
             part.start()
 
     def _servers(self, config: ExportConfig) -> Iterator[MetricsServer]:
@@ -127,6 +141,10 @@ class Exporting:
         self._own.look()
         self._pages.prepare()
         self._figures.components = self._facts.look()
+
+
+def _what_is_sent(config: ExportConfig) -> tuple[object, ...]:
+    return config.textfile, config.textfile_interval_seconds, config.otlp
 
 
 @dataclasses.dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import socket
@@ -31,10 +32,11 @@ START = """\
 class Page:
     """One reading of the page: samples by name."""
 
-    def __init__(self, port: int, path: str = "/metrics") -> None:
+    def __init__(self, port: int, path: str = "/metrics", login: str = "") -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        proof = "Basic " + base64.b64encode(login.encode()).decode()
         with contextlib.closing(connection):
-            connection.request("GET", path)
+            connection.request("GET", path, headers={"Authorization": proof} if login else {})
             answer = connection.getresponse()
             self.status, self.text = answer.status, answer.read().decode()
         self.samples = (
@@ -251,3 +253,29 @@ def test_other_settings_take_effect_with_a_reload(new_agent, free_port, fake_nvm
     }
     assert Page(free_port, "/runbooks/kv_lt_max_len").text.startswith("# ")
     assert time.time() - page("self_start_timestamp_seconds")[0] < 600
+
+    # Users, and then another password in the same file.
+    users = agent.folder / "users"
+    users.write_text("prometheus:first\n")
+    with agent.config.open("a") as file:
+        file.write(f'users_file = "{users}"\n')
+    agent.send(1)
+    answers = lambda login: Page(free_port, login=login).status  # noqa: E731 - for waiting
+    agent.wait_for(lambda: tried(answers, "") == 401, "a password is needed")
+    assert answers("prometheus:first") == 200
+    users.write_text("prometheus:second\n")
+    agent.send(1)
+    agent.wait_for(lambda: tried(answers, "prometheus:second") == 200, "the new one is taken")
+    assert answers("prometheus:first") == 401
+    users.unlink()
+    agent.send(1)
+    agent.wait_for(lambda: "metrics are not served" in agent.said(), "it is told in the log")
+    assert "export.users_file" in agent.said()
+    assert agent.alive()
+
+
+def tried(answers, login: str) -> int | None:
+    """A status, or None while the page is being served anew."""
+    with contextlib.suppress(OSError):
+        return answers(login)
+    return None
