@@ -29,6 +29,8 @@ _PEAK_SECONDS: Final = 15.0
 _FREE_POOL_RATIO: Final = 0.5
 """Below this a pool has room for any request that could ever fit."""
 _FORECAST_LEAST_SECONDS: Final = 90.0
+_NOW_SECONDS: Final = 1.0
+"""What will be full within this time is full."""
 _IDENTITY: Final = frozenset({"at", "engine", "extra"})
 
 
@@ -103,7 +105,9 @@ class EngineWatch:
         """The pool will be full soon, if it goes on like this. Called every few seconds."""
         ahead, sample = self._usage.forecast(now, 1.0), self.last
         self.ahead = ahead
-        if ahead is None or sample is None or ahead.eta_seconds > self._horizon_seconds:
+        if ahead is None or sample is None:
+            return None
+        if not _NOW_SECONDS <= ahead.eta_seconds <= self._horizon_seconds:
             return None
         text = (
             f"KV cache {ahead.level:.0%} full and rising: full in "

@@ -221,6 +221,13 @@ def test_a_far_off_end_is_not_forecast():
     assert engine.predict(600.0) is None
 
 
+def test_nor_one_that_is_there():
+    engine = watch()
+    feed(engine, [page(s, kv_usage_ratio=s / 600) for s in range(600)])
+    assert engine.predict(599.0) is not None
+    assert engine.predict(599.9) is None
+
+
 def test_nor_from_readings_that_have_stopped():
     engine = watch()
     feed(engine, [page(s, kv_usage_ratio=s / 600) for s in range(300)])
