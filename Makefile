@@ -60,6 +60,7 @@ accuracy: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(PY) docs/generate.py
+	$(PY) deploy/generate.py
 
 clean:
 	rm -rf $(VENV) .cache dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

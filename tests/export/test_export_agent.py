@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
+import shutil
 import socket
+import subprocess
 import time
 
 import pytest
@@ -158,6 +160,12 @@ def test_a_host_from_its_start_to_the_end_of_its_engine(
         assert page("source_success", source="nvml") == [1]
         assert page("self_resident_bytes")[0] > 10 << 20
         assert unix.is_socket()
+        if shutil.which("promtool"):
+            words = ["promtool", "check", "metrics"]
+            linted = subprocess.run(
+                words, input=page.text.encode(), capture_output=True, check=False
+            )
+            assert (linted.returncode, linted.stdout + linted.stderr) == (0, b"")
 
         # It fails: one incident, counted once, and told to the collector.
         engine.kill_core()
