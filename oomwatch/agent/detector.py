@@ -80,10 +80,14 @@ class Detector:
         book: IncidentBook,
         *,
         on_incident: Callable[[StoredIncident], None] = lambda _incident: None,
+        logs_read_at: Callable[[], float] = lambda: float("-inf"),
         started_at: float | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`wall` is the clock of epoch time; a replay has one of its own."""
+        """`logs_read_at`: up to when all logs are read, in monotonic time, where that is known.
+
+        `wall` is the clock of epoch time; a replay has one of its own.
+        """
         self._config = config
         self._table = table
         self._explainer = explainer
@@ -99,6 +103,7 @@ class Detector:
             self._raise,
             book.failing_since,
             self._settled.settle,
+            logs_read_at=logs_read_at,
             wall=wall,
             started_at=wall() if started_at is None else started_at,
         )

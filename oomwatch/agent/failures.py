@@ -23,8 +23,10 @@ _LOG = logging.getLogger(__name__)
 
 _SETTLE_SECONDS: Final = 0.3
 """A traceback is written in one go; ranks write theirs within a moment."""
-_END_SECONDS: Final = 0.6
+_LAST_WORDS_SECONDS: Final = 0.25
 """The last lines of a process come a moment after its end."""
+_END_SECONDS: Final = 0.6
+"""So long is waited for logs to be read until then."""
 _QUIET_SECONDS: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Between two judgements of a log that tells nothing new, time and again."""
 _OLD_SECONDS: Final = 600.0
@@ -55,7 +57,8 @@ class _End:
     """Processes of one start that ended, to be judged together."""
 
     engine: WatchedEngine
-    due: float
+    seen: float
+    """When the first of them was seen to end, in monotonic time."""
     exits: list[tuple[EngineExit, int]] = dataclasses.field(default_factory=list)
     """Of those that the engine cannot do without, but for the server itself."""
 
@@ -71,6 +74,7 @@ class Failures:
         failing_since: Callable[[str], float | None],
         settle: Callable[[WatchedEngine], None],
         *,
+        logs_read_at: Callable[[], float],
         wall: Callable[[], float],
         started_at: float,
     ) -> None:
@@ -79,13 +83,15 @@ class Failures:
         `failing_since`: when a failure of an engine began that is not over; `settle` is told of
         starts whose end was judged.
 
-        `wall` is the clock of epoch time, `started_at` when the agent was started by it.
+        `logs_read_at`: up to when all logs are read, in monotonic time. `wall` is the clock of
+        epoch time, `started_at` when the agent was started by it.
         """
         self._table = table
         self._explain = explain
         self._raise = raise_trigger
         self._failing_since = failing_since
         self._settle = settle
+        self._logs_read_at = logs_read_at
         self._wall = wall
         self._started_at = started_at
         self._logs: dict[str, _Log] = collections.defaultdict(_Log)
@@ -148,7 +154,7 @@ class Failures:
         return self._failing_since(engine.id) is not None
 
     def _judge_soon(self, engine: WatchedEngine, now: float) -> _End:
-        return self._ends.setdefault(id(engine), _End(engine, now + _END_SECONDS))
+        return self._ends.setdefault(id(engine), _End(engine, now))
 
     # ---------------------------------------------------------------- what is due
     def tick(self, now: float) -> None:
@@ -159,8 +165,9 @@ class Failures:
             if is_due and id(self._table.get(engine_id)) not in self._ends:
                 log.due = None
                 self._judge_log(engine_id, log, now)
+        read_at = self._logs_read_at()
         for key, end in list(self._ends.items()):
-            if end.due <= now:
+            if read_at >= end.seen + _LAST_WORDS_SECONDS or now >= end.seen + _END_SECONDS:
                 del self._ends[key]
                 self._judge_end(end, now)
 

@@ -80,6 +80,7 @@ class LogFollowers:
         self._followed: dict[str, _Followed] = {}
         self._save_at = 0.0
         self.looked_at = 0.0
+        """Up to when all logs are read, in monotonic time."""
         self.lines_total = 0
 
     def reconfigure(self, sources: SourcesConfig) -> None:

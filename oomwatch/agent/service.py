@@ -117,7 +117,14 @@ class Agent:
         explainer = Explainer(self.host, self._read_window)
         now = time.monotonic()
         book = IncidentBook(self.host, self.config.incidents, known, now=now)
-        detector = self.detector = Detector(self.config, self.table, explainer, self.notifier, book)
+        detector = self.detector = Detector(
+            self.config,
+            self.table,
+            explainer,
+            self.notifier,
+            book,
+            logs_read_at=lambda: logs.looked_at,
+        )
         logs = LogFollowers(
             self.config.sources,
             self.writer,

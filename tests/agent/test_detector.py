@@ -114,8 +114,10 @@ class Rig:
             Explainer("host-a", self._window, wall=lambda: self.wall),
             self.writer,
             self.book,
+            logs_read_at=lambda: self.logs_read_at,
             wall=lambda: self.wall,
         )
+        self.logs_read_at = float("-inf")
         self.tokens = 0.0
         self._tail = LogTail(FileFollower(str(self.log)), str(self.log), wall=lambda: self.wall)
 
@@ -393,6 +395,20 @@ def test_a_terminated_server_without_a_log_is_none(rig):
     run.end(1, exit_code=143, signal=15)
     run.go(20)
     assert run.stored() == []
+
+
+@pytest.mark.parametrize(("read", "told"), [(0.2, []), (0.3, ["process_exit"])])
+def test_an_end_is_told_once_the_logs_are_read(rig, read, told):
+    run = rig()
+    run.find(1)
+    run.say(banner(run.wall))
+    run.go(30, run.page)
+    run.logs_read_at = run.now + read
+    run.end(1, worker=True, exit_code=137, signal=9)
+    run.go(0.5)
+    assert [kind for one in run.stored() for kind in kinds(one) if "exit" in kind] == told
+    run.go(0.5)  # nor is it waited for longer
+    assert "process_exit" in kinds(run.only())
 
 
 def test_an_end_is_judged_although_the_next_start_is_there_already(rig):
