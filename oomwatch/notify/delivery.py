@@ -19,7 +19,7 @@ from oomwatch.config.notify import NotifySettings, SinkConfig
 from oomwatch.errors import OomwatchError
 from oomwatch.notify.grouping import grouped_message
 from oomwatch.notify.notice import Notice, notice_from_json
-from oomwatch.notify.outbox import lang_of
+from oomwatch.notify.outbox import incidents_in, lang_of
 from oomwatch.notify.outcome import Delivered, Later, Outcome, Refused, Sink
 from oomwatch.notify.queue import IN_TROUBLE, SinkQueue
 from oomwatch.records import OutboxRow
@@ -347,8 +347,7 @@ class Delivery:
 
 def _incidents_of(row: OutboxRow) -> set[str]:
     """All incidents that a message is about."""
-    notice = row.notice or {}
-    return {str(each["id"]) for each in notice.get("incidents", ()) if "id" in each}
+    return {str(each["id"]) for each in incidents_in(row) if "id" in each}
 
 
 def _fault() -> str:

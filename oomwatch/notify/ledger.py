@@ -8,7 +8,7 @@ from typing import Final
 
 from oomwatch.config.notify import NotifySettings, SinkConfig
 from oomwatch.notify.notice import IncidentNotice, Notice, notice_to_json
-from oomwatch.notify.outbox import FIRST, Outbox, dropped, message
+from oomwatch.notify.outbox import FIRST, Outbox, dropped, incidents_in, message
 from oomwatch.notify.policy import Around, Drop, Hold, Tell, Told, change_of, decide
 from oomwatch.notify.recurrence import History
 from oomwatch.notify.routing import silenced_by
@@ -164,7 +164,7 @@ class Ledger:
 
 def _ends(row: OutboxRow) -> list[object]:
     """When the incidents of a message were over: a held one may be all that is known of them."""
-    return [each.get("closed_at") for each in (row.notice or {}).get("incidents", ())]
+    return [each.get("closed_at") for each in incidents_in(row)]
 
 
 def _renewed(row: OutboxRow, incident: IncidentNotice, now: float) -> OutboxRow:

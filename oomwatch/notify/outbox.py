@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterable
-from typing import Final, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, cast
 
 from oomwatch.config.notify import SinkConfig
 from oomwatch.notify.notes import recurrence_note
@@ -144,6 +144,14 @@ def message(
         note = recurrence_note(decision.again, lang_of(sink))
     notice = Notice(identity, decision.kind, now, (incident,), note)
     return dataclasses.replace(row, notice=notice_to_json(notice))
+
+
+def incidents_in(row: OutboxRow) -> list[Mapping[str, Any]]:
+    """The incidents of a message as they wait in the store; what is no incident is left out."""
+    listed = (row.notice or {}).get("incidents")
+    if not isinstance(listed, list | tuple):
+        return []
+    return [each for each in listed if isinstance(each, Mapping)]
 
 
 def lang_of(sink: SinkConfig) -> Language:

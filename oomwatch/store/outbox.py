@@ -101,6 +101,15 @@ def _is_old(now_ms: int) -> Any:
     return or_(settled, table.changed_ms < now_ms - _STALE_SECONDS * 1000)
 
 
+def _object(text: str | None) -> dict[str, Any] | None:
+    """A JSON object; None for what is none: one row must not keep an agent from its start."""
+    try:
+        value = json.loads(text or "null")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def _select() -> Select[Any]:
     return select(schema.outbox, schema.host.c.name.label("host")).join(
         schema.host, schema.host.c.id == schema.outbox.c.host_id
@@ -118,7 +127,7 @@ def _row(row: Row[Any]) -> OutboxRow:
         incident_id=row.incident_id,
         change=row.change,
         headline=row.headline,
-        notice=None if row.notice is None else json.loads(row.notice),
+        notice=_object(row.notice),
         attempts=row.attempts,
         due_at=None if row.due_ms is None else row.due_ms / 1000,
         reason=row.reason,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from typing import Any, Final
 
 from sqlalchemy import Connection, delete, func, select, update
@@ -59,14 +58,21 @@ def read_silences(connection: Connection, since: float = 0.0) -> tuple[Silence, 
             ends_at=row.ends_ms / 1000,
             reason=row.reason,
             author=row.author,
-            **_matchers(json.loads(row.matchers)),
+            **matchers,
         )
         for row in connection.execute(query)
+        if (matchers := _matchers(row.matchers)) is not None
     )
 
 
-def _matchers(stored: Mapping[str, Any]) -> dict[str, Any]:
-    return {**stored, "labels": tuple(stored.get("labels", ()))}
+def _matchers(text: str) -> dict[str, Any] | None:
+    """What a silence is about; None if that cannot be told: then it silences nothing."""
+    try:
+        stored: dict[str, Any] = json.loads(text)
+        given = {**stored, "labels": tuple(stored.get("labels", ()))}
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return given if given.keys() <= set(MATCHERS) else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,9 +7,11 @@ import threading
 import time
 
 from fresh_store import NOW
+from sqlalchemy import update
 from test_store_round_trip import INCIDENT
 
 from oomwatch.records import OutboxRow, Silence
+from oomwatch.store import schema
 from oomwatch.store.control import changed, last_change
 from oomwatch.store.lanes import Batch, Lanes
 from oomwatch.store.outbox import (
@@ -126,6 +128,18 @@ def test_silences_begin_end_and_are_forgotten(store):
         assert prune_silences(store.writer, round(NOW * 1000)) == 0
         assert count_old_silences(store.writer, later_ms) == 1
         assert prune_silences(store.writer, later_ms) == 1
+
+
+def test_rows_that_make_no_sense_silence_nothing_and_stop_nobody(store):
+    write(store, ROW)
+    with store.writer.begin():
+        save_silence(store.writer, SILENCE)
+        for text in ("{", "[1]", '{"engine": "a", "moon": "full"}', '{"labels": 1}'):
+            store.writer.execute(update(schema.silence).values(matchers=text))
+            assert read_silences(store.writer) == ()
+        for text in ("{", "[1]"):
+            store.writer.execute(update(schema.outbox).values(notice=text))
+            assert read_outbox(store.writer)[0].notice is None
 
 
 def test_an_acknowledgement_holds_while_its_incident_is_open(store):
