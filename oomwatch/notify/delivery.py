@@ -322,7 +322,8 @@ class Delivery:
         now = time.monotonic()
         match outcome:
             case Delivered():
-                _LOG.info("told %s: %s %s", self.name, row.kind, row.incident_id or "")
+                what = row.incident_id or row.headline
+                _LOG.info("told %s: %s %s", self.name, row.kind, what)
                 if self._said_at > float("-inf"):
                     self._said_at = float("-inf")
                     _LOG.warning("receiver %s takes messages again", self.name)

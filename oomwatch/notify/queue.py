@@ -22,6 +22,8 @@ IN_TROUBLE: Final = 3
 """Failed attempts in a row after which the receiver is taken to be in trouble."""
 _UNSTORED_SECONDS: Final = 0.5
 """The store has so long to write a message before it is sent; then it is sent all the same."""
+_UNSTORED_GROUP_SECONDS: Final = 5.0
+"""The same of one that stands for others: if that is not written, they are told again."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -165,7 +167,7 @@ class SinkQueue:
             blocked |= one.incidents
 
     def _may_go(self, one: _Waiting, now: float) -> bool:
-        return one.due <= now and (one.stored or now - one.handed >= _UNSTORED_SECONDS)
+        return one.due <= now and (one.stored or now >= _written_by(one))
 
     def _begin(self, rows: tuple[OutboxRow, ...], now: float) -> tuple[OutboxRow, ...]:
         self._in_flight = frozenset(row.id for row in rows)
@@ -179,7 +181,7 @@ class SinkQueue:
         gate = max(self._paused_until, self._free_at)
         moments = [one.expires for one in self._waiting.values()]
         for one in self._waiting.values():
-            ready = one.due if one.stored else max(one.due, one.handed + _UNSTORED_SECONDS)
+            ready = one.due if one.stored else max(one.due, _written_by(one))
             if ready > now or gate > now:
                 moments.append(max(ready, gate))
         if self._holding:
@@ -225,3 +227,10 @@ class SinkQueue:
             for one in self._waiting.values()
             if now >= one.expires and one.row.id not in self._in_flight
         ]
+
+
+def _written_by(one: _Waiting) -> float:
+    """From when on a message is not waited for that is not on disk."""
+    return one.handed + (
+        _UNSTORED_GROUP_SECONDS if one.row.kind == "grouped" else _UNSTORED_SECONDS
+    )

@@ -83,6 +83,10 @@ def test_a_message_is_sent_once_it_is_on_disk_or_a_moment_later():
     assert queue.send(0.1) == "a"
     queue.add(row("b"), 1.0)
     assert queue.send(1.5) == "b"
+    # What stands for others is waited for longer: they would be told again without it.
+    queue.add(row("c", None, "grouped"), 2.0)
+    assert queue.ids(6.9) == []
+    assert queue.send(7.0) == "c"
 
 
 def test_no_more_go_than_the_receiver_takes():

@@ -15,13 +15,15 @@ from test_store_outbox import ROW, SILENCE
 from test_store_round_trip import ENGINE, GPU, HOLDER, HOST, INCIDENT, KILL, LINE, PROCESS
 
 from oomwatch.cli.db import command
+from oomwatch.cli.notify import command as notify
+from oomwatch.cli.silence import command as silence
 from oomwatch.errors import NoInputError, OomwatchError, UsageError
 from oomwatch.sources.recording import read_recording
 from oomwatch.store.export import KINDS
 from oomwatch.store.lanes import PendingEvent
-from oomwatch.store.outbox import save_outbox
+from oomwatch.store.outbox import read_outbox, save_outbox
 from oomwatch.store.rollup import roll_up
-from oomwatch.store.silences import save_silence
+from oomwatch.store.silences import read_silences, save_silence
 
 SAMPLES = {"gpu": GPU, "gpu_process": HOLDER, "process": PROCESS, "host": HOST, "engine": ENGINE}
 
@@ -72,6 +74,20 @@ def test_check_tells_a_sound_file_from_a_damaged_one(filled):
     done = CliRunner().invoke(command, ["check", "--store", filled.text, "--json"])
     assert done.exit_code == 1
     assert json.loads(done.stdout)["problems"]
+
+
+def test_silences_and_retries_are_written_into_either_store(filled):
+    done = CliRunner().invoke(
+        silence, ["add", "--all", "--for", "1h", "--store", filled.text], catch_exceptions=False
+    )
+    assert "all incidents" in done.stdout
+    done = CliRunner().invoke(
+        notify, ["retry", "--all", "--json", "--store", filled.text], catch_exceptions=False
+    )
+    assert json.loads(done.stdout)["messages"] == 1
+    with filled.read() as connection:
+        assert len(read_silences(connection)) == 2
+        assert [row.state for row in read_outbox(connection)] == ["retry"]
 
 
 def test_export_is_a_recording_in_lines(filled, tmp_path):
