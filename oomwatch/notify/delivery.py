@@ -180,6 +180,7 @@ class Delivery:
             return None
         with self._condition:
             self._queue.groups, self._queue.per_second = sink.groups, sink.per_second
+            self._status = dataclasses.replace(self._status, trouble=None)
             if config is self.config:  # else it was configured anew meanwhile
                 self._sink = sink
         return sink
@@ -304,9 +305,13 @@ class Delivery:
         if not notices:
             return
         outcome = sink.refresh(notices)
-        if not isinstance(outcome, Delivered):
-            self._refresh_at = time.monotonic() + min(every, _REFRESH_RETRY_SECONDS)
-            self._trouble(outcome.reason)
+        if isinstance(outcome, Delivered):
+            with self._condition:
+                if not self._queue.failures:
+                    self._status = dataclasses.replace(self._status, trouble=None)
+            return
+        self._refresh_at = time.monotonic() + min(every, _REFRESH_RETRY_SECONDS)
+        self._trouble(outcome.reason)
 
     # ---------------------------------------------------------------- what is said
     def _trouble(self, reason: str) -> None:

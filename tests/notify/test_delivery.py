@@ -291,6 +291,26 @@ def test_open_incidents_are_told_again_in_time(deliver):
     assert sink.refreshed[:3] == [["a"]] * 3
 
 
+def test_a_reminder_that_fails_is_said_until_one_goes_well(deliver, caplog):
+    sink = Scripted(refresh_seconds=0.05)
+    answers = [Later("no route"), Later("no route")]
+    sink.refresh = lambda _notices: answers.pop() if answers else Delivered()
+    troubles = []
+    delivery, _reports = deliver(
+        lambda _config: sink, open_notices=lambda: [Notice("a", "opened", NOW, (an_incident(),))]
+    )
+    delivery._refresh_at = 0.0
+    deadline = time.monotonic() + 20
+    while answers and time.monotonic() < deadline:
+        troubles.append(delivery.status.trouble)
+        time.sleep(0.01)
+    while delivery.status.trouble is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "no route" in troubles
+    assert delivery.status.trouble is None
+    assert caplog.text.count("receiver hook: no route") == 1
+
+
 def test_an_idle_delivery_does_not_wake(deliver):
     """Nothing waits, so nothing is looked at: no thread runs for nothing."""
     delivery, reports = deliver(lambda _config: Scripted())
