@@ -56,7 +56,7 @@ def diagnose(inputs: Inputs) -> Diagnosis:
         if lead.risk:
             if newest:
                 risks += [_risk(f) for f in findings if f.risk]
-                later = [f for f in others if not f.risk and f.strength > REQUEST]
+                later = [f for f in others if not f.risk and (f.strength > REQUEST or _is_stop(f))]
                 if later:
                     incidents.append(_incident(facts, later[0], [lead], inputs))
             continue
@@ -124,6 +124,11 @@ def find_all(facts: Facts) -> list[Finding]:
     findings = [finding for rule in RULES if (finding := rule(facts)) is not None]
     findings.sort(key=_rank)
     return findings
+
+
+def _is_stop(finding: Finding) -> bool:
+    """Whether the server was asked to stop: then its end is none of the risks it ran."""
+    return finding.cause == "shutdown_requested"
 
 
 def is_orphan(finding: Finding) -> bool:

@@ -310,6 +310,32 @@ def test_a_stop_on_request_is_none_though_workers_are_killed(rig):
     assert [[t.text for t in i.triggers] for i in run.stored()] == []
 
 
+def saturated(at: float) -> str:
+    return (
+        f"(APIServer pid=41) INFO {stamp(at)} [loggers.py:127] Engine 000: Avg prompt throughput: "
+        "10.0 tokens/s, Avg generation throughput: 90.0 tokens/s, Running: 12 reqs, "
+        "Waiting: 8 reqs, GPU KV cache usage: 99.8%, Prefix cache hit rate: 0.0%\n"
+    )
+
+
+def test_nor_is_a_stop_of_a_server_whose_pool_is_full(rig):
+    run = rig()
+    run.find(1)
+    run.say(banner(run.wall))
+    for _ in range(12):
+        run.go(10, run.page)
+        run.say(saturated(run.wall))
+    triggered = "[launcher.py:254] [shutdown] API server: shutdown triggered"
+    run.say(f"(APIServer pid=41) INFO {stamp(run.wall)} {triggered}\n")
+    run.end(1, worker=True, exit_code=137, signal=9)
+    run.go(10)
+    run.say(saturated(run.wall))  # it waits for connections to close
+    run.go(10)
+    run.end(1, exit_code=0)
+    run.go(20)
+    assert run.stored() == []
+
+
 def test_a_log_that_is_due_waits_for_the_last_words_of_what_has_ended(rig):
     run = rig()
     run.find(1)
