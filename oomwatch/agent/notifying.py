@@ -244,6 +244,13 @@ class Notifier:
     def _obey(self, said: _Said) -> list[Change]:
         self._ledger.silences = said.silences
         self._ledger.acknowledged = said.acknowledged
+        _LOG.info(
+            "people have said: %d silence(s), %d open incident(s) acknowledged, %d message(s) to "
+            "be sent again",
+            len(said.silences),
+            len(said.acknowledged),
+            len(said.again),
+        )
         now, changes = self._wall(), []
         for row in said.again:
             delivery = self._deliveries.get(row.sink)

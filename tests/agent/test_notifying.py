@@ -12,12 +12,13 @@ import pytest
 from oomwatch.agent.notifying import Notifier
 from oomwatch.config import load_config
 from oomwatch.notify.outcome import Delivered, Later, Refused
-from oomwatch.records import StoredIncident, Trigger
+from oomwatch.records import Silence, StoredIncident, Trigger
 from oomwatch.store.control import changed
 from oomwatch.store.database import open_reader, open_writer
 from oomwatch.store.incidents import get_incident, list_incidents
 from oomwatch.store.location import parse_store
 from oomwatch.store.outbox import ask_again, read_outbox
+from oomwatch.store.silences import Acknowledgement, acknowledge, save_silence
 from oomwatch.store.writer import StoreWriter
 
 AT = time.time()
@@ -60,13 +61,22 @@ class Running:
         self.writer.start()
         self.stop = threading.Event()
         self.refresh_seconds = refresh_seconds
-        self.notifier = Notifier(config, "gpu-1", self.writer, make=self.make)
+        self.ahead_seconds = 0.0
+        self.notifier = Notifier(config, "gpu-1", self.writer, make=self.make, wall=self.wall)
         with open_reader(parse_store(str(path))) as connection:
             incidents = known or list_incidents(connection)
             self.notifier.read(connection, incidents)
         self.notifier.start()
         self.thread = threading.Thread(target=self.notifier.run, args=(self.stop,), daemon=True)
         self.thread.start()
+
+    def wall(self):
+        return time.time() + self.ahead_seconds
+
+    def pass_time(self, seconds):
+        """Some time goes by; it looks at the clock twice a minute, or at once."""
+        self.ahead_seconds += seconds
+        self.notifier._wake.set()
 
     def make(self, config):
         made = self.receivers[config.name] = Receiver(config, self.refresh_seconds)
@@ -256,6 +266,40 @@ def test_what_is_sent_again_is_followed_by_what_was_left_out(running, configured
     here.write(lambda connection: ask_again(connection, None, time.time()))
     here.told("a", "opened", "opened", "resolved")
     assert len({notice.id for notice, _ in here.receivers["a"].sent}) == 2
+
+
+def test_an_incident_is_escalated_unless_somebody_looks_after_it(running, configured):
+    here = running(configured(first="", second='escalate_after = "1h"'))
+    cared_for = dataclasses.replace(INCIDENT, id="inc-2", fingerprint="embed/failure")
+    here.notifier.save_incident(INCIDENT)
+    here.notifier.save_incident(cared_for)
+    here.wait_for(
+        lambda: [row.sink for row in here.rows() if row.state == "held"] == ["second"] * 2
+    )
+    here.pass_time(3500)
+    ack = Acknowledgement("inc-2", time.time())
+    here.write(lambda connection: acknowledge(connection, ack))
+    here.wait_for(lambda: [row.reason for row in here.rows() if row.state == "dropped"])
+    assert "second" not in here.receivers or here.receivers["second"].sent == []
+    here.pass_time(200)
+    here.told("second", "escalated")
+    assert here.receivers["second"].sent[0][0].incidents[0].id == "inc-1"
+    here.notifier.save_incident(over())
+    here.notifier.save_incident(over(cared_for))
+    here.told("second", "escalated", "resolved")
+    here.wait_for(lambda: here.receivers["first"].kinds.count("resolved") == 2)
+
+
+def test_a_silence_that_ends_by_itself_lets_go_what_is_open(running, configured):
+    here = running(configured(a=""))
+    silence = Silence("sil-1", time.time(), time.time() + 600, "work", engine="ch*")
+    here.write(lambda connection: save_silence(connection, silence))
+    here.wait_for(lambda: here.notifier._ledger.silences)
+    here.notifier.save_incident(INCIDENT)
+    here.wait_for(lambda: [row.state for row in here.rows()] == ["held"])
+    here.pass_time(300)
+    here.pass_time(301)
+    here.told("a", "opened")
 
 
 def test_an_incident_is_stored_whatever_becomes_of_its_messages(running, configured, caplog):
