@@ -58,7 +58,7 @@ _LONGEST_STEP_SECONDS: Final = 10.0
 _STRIDE_SECONDS: Final = 60.0
 _LONGEST_GAP_SECONDS: Final = 86_400.0
 """A line that is said to be of a later day has a clock of its own: it is not waited for."""
-_PENDING: Final = 4000
+_PENDING: Final = 1000
 """Records that may wait to be written; a replay has to wait for the disk, not the disk for it."""
 _FLUSH_SECONDS: Final = 60.0
 _MOST_EXCERPT_LINES: Final = 200

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from oomwatch import __version__, sdnotify
+from oomwatch.agent.allocator import spare_the_collector
 from oomwatch.agent.detector import Detector
 from oomwatch.agent.engines import EngineTable
 from oomwatch.agent.explain import Explainer
@@ -157,6 +158,7 @@ class Agent:
             self._thread("discovery", following.search)
         self.exporting.start()
         self._start_scheduler()
+        spare_the_collector()
 
     def run(self) -> int:
         """Start, serve until a signal says stop, end with everything written; an exit status."""

@@ -26,7 +26,7 @@ from oomwatch.sources.recording_samples import (
     process_kind,
 )
 
-_BLOCK_BYTES: Final = 64 << 10
+_BLOCK_BYTES: Final = 8 << 10
 
 
 def stream_samples(recording: Recording) -> Iterator[AnySample | KernelEvent]:

@@ -42,3 +42,14 @@ def heaps(how: str) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has heaps of threads")
 def test_threads_share_one_heap() -> None:
     assert heaps("back") < heaps("as it is")
+
+
+def test_what_is_there_at_the_start_is_passed_over() -> None:
+    program = (
+        "import gc, oomwatch.agent.allocator as a; a.spare_the_collector(); "
+        "print(gc.get_freeze_count() > 1000, len(gc.get_objects()) < gc.get_freeze_count() / 10)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == ["True", "True"]
