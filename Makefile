@@ -44,6 +44,7 @@ bench: $(INSTALLED)
 	$(PY) benchmarks/store.py
 	$(PY) benchmarks/agent.py --peers-path "$(PEERS)"
 	$(PY) benchmarks/export.py
+	$(PY) benchmarks/alerts.py
 
 soak: $(INSTALLED)
 	$(PY) benchmarks/soak.py
