@@ -8,6 +8,7 @@ read-only, beside the agent or on a copied file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import stat
@@ -31,6 +32,7 @@ BUSY_TIMEOUT_MS: Final = 5000
 WAL_BYTES: Final = 4 * 1024**2  # the log is cut back to this after a checkpoint
 MIN_CAP_BYTES: Final = 16 * 1024**2
 _CACHE_KIB: Final = 512
+_LEAST_BYTES: Final = 256 * 1024  # with less room left a file cannot be opened to write
 _CORRUPT: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 KEPT_BROKEN: Final = 3  # a file that was put aside, with its log and shared memory
 SIDECARS: Final = ("", "-wal", "-shm")
@@ -38,6 +40,10 @@ SIDECARS: Final = ("", "-wal", "-shm")
 
 class BrokenStoreError(StoreError):
     """The file is damaged."""
+
+
+class FullStoreError(StoreError):
+    """There is no room on the disk; that may pass."""
 
 
 def error_code(error: BaseException) -> int | None:
@@ -103,7 +109,8 @@ def _prepare(path: Path) -> None:
         if not stat.S_ISREG(path.stat().st_mode):
             raise StoreError(f"{path} is not a regular file: name another file for the store")
     except OSError as error:
-        raise StoreError(f"{path} cannot be created: {error.strerror or error}") from None
+        kind_of_error = FullStoreError if error.errno == errno.ENOSPC else StoreError
+        raise kind_of_error(f"{path} cannot be created: {error.strerror or error}") from None
 
 
 def _check_file(connection: Connection, path: Path) -> None:
@@ -303,4 +310,19 @@ def _explain(error: DBAPIError, url: URL) -> StoreError:
     reason = " ".join(str(error.orig).split())[:200]
     if is_corrupt(error):
         return BrokenStoreError(f"{place} is damaged or not a database: {reason}")
-    return StoreError(f"the store {place} cannot be used: {reason}")
+    kind = FullStoreError if _is_full(error, file_of(url)) else StoreError
+    return kind(f"the store {place} cannot be used: {reason}")
+
+
+def _is_full(error: DBAPIError, path: Path | None) -> bool:
+    """Whether there is no room; for the shared memory of its log SQLite says "I/O error" then."""
+    code = error_code(error)
+    if code == sqlite3.SQLITE_FULL:
+        return True
+    if path is None or code not in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}:
+        return False
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _LEAST_BYTES

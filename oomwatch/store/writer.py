@@ -23,7 +23,7 @@ from oomwatch.records import IncidentExcerpt, OutboxRow, StoredIncident
 from oomwatch.store.batch import Recorder
 from oomwatch.store.chores import chores, make_room
 from oomwatch.store.clock import ClockWatch, wall_ms
-from oomwatch.store.database import error_code, is_corrupt
+from oomwatch.store.database import FullStoreError, error_code, is_corrupt
 from oomwatch.store.dictionary import read_last_clock
 from oomwatch.store.lanes import CAPACITY, Batch, Lanes, PendingEvent, Position
 from oomwatch.store.location import StoreError, parse_store
@@ -111,11 +111,17 @@ class StoreWriter:
         """Open the store and start the thread.
 
         Raises:
-            StoreError: it cannot be used; a damaged file alone is no reason.
+            StoreError: it cannot be used; a damaged file or a full disk alone is no reason.
 
         """
-        notice = self._session.open()
-        if self._clock is None:
+        notice = None
+        try:
+            notice = self._session.open()
+        except FullStoreError as error:  # a host is watched all the same
+            self._fail(error)
+        if self._clock is None and not self._session.is_open():
+            self._clock = ClockWatch()
+        elif self._clock is None:
             connection = self._session.connection
             with connection.begin():
                 last = read_last_clock(connection, self._recorder.names.host)

@@ -387,6 +387,27 @@ def test_a_full_disk_keeps_samples_in_memory_until_there_is_room(small_disk):
         assert (row.id, row.attempts) == (ROW.id, 1)
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_disk_that_is_full_at_the_start_is_no_reason_not_to_start(small_disk, is_new):
+    store, filler = small_disk / "oomwatch.db", small_disk / "filler"
+    if not is_new:
+        with writing(str(store)) as writer:
+            assert writer.flush(30)
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 512)
+    with writing(str(store)) as writer:
+        assert writer.status.mode == "memory_only"
+        assert "cannot be" in writer.notices()[-1]
+        writer.put_hosts(0, 10)
+        writer.save_incident(INCIDENT, [ROW])
+        filler.unlink()
+        writer.wait_for(lambda status: status.mode == "ok" and not status.pending)
+    assert hosts_in(str(store)) == list(range(10))
+    with open_reader(parse_store(str(store))) as connection:
+        assert read_outbox(connection)[0].id == ROW.id
+
+
 def test_a_disk_that_turns_read_only_is_survived(small_disk):
     store = small_disk / "oomwatch.db"
     with writing(str(store)) as writer:
