@@ -26,6 +26,9 @@ class WriteSession:
         self._path = file_of(url)
         self._ids: tuple[tuple[int, int], ...] = ()
         self._connection: Connection | None = None
+        self._head: int | None = None
+        """A descriptor of the open file. To close any takes SQLite's locks on the file away, of the
+        whole process: another one would then believe that nobody else has it open."""
 
     @property
     def connection(self) -> Connection:
@@ -54,7 +57,7 @@ class WriteSession:
             self._connection = open_writer(self._url, max_bytes=self._max_bytes)
         except BrokenStoreError:
             return self.begin_anew()
-        self._ids = self._identify()
+        self._opened()
         return None
 
     def begin_anew(self) -> str:
@@ -69,8 +72,14 @@ class WriteSession:
             raise StoreError("the database of the server is damaged: its log says more")
         aside = quarantine(self._path)
         self._connection = open_writer(self._url, max_bytes=self._max_bytes)
-        self._ids = self._identify()
+        self._opened()
         return f"{self._path} is damaged: it was put aside as {aside.name} and a new one begun"
+
+    def _opened(self) -> None:
+        self._ids = self._identify()
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._head = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
         """Close the connection, if there is one."""
@@ -78,6 +87,9 @@ class WriteSession:
         if connection is not None:
             with contextlib.suppress(SQLAlchemyError, sqlite3.Error):
                 connection.close()
+        head, self._head = self._head, None
+        if head is not None:
+            os.close(head)
 
     def is_moved(self) -> bool:
         """Whether the file of that name, or its log, is no longer the one that is open."""
@@ -88,13 +100,12 @@ class WriteSession:
 
         The connection itself would go on for long: what it reads again and again is cached.
         """
-        if self._path is None or not self.is_open():
+        if self._head is None:
             return False
         try:
-            with self._path.open("rb", buffering=0) as file:
-                return file.read(len(_MAGIC)) not in {_MAGIC, b""}
+            return os.pread(self._head, len(_MAGIC), 0) not in {_MAGIC, b""}
         except OSError:
-            return False  # a file that is away or that may not be read is another trouble
+            return False  # a disk that cannot be read is another trouble
 
     def restore(self) -> str:
         """Put the rows of a deleted file, which is still open here, into a new one of its name.

@@ -267,6 +267,24 @@ def test_a_deleted_file_is_written_anew_with_all_its_rows(path):
     assert hosts_in(str(path)) == list(range(3100))
 
 
+def test_another_program_that_writes_and_leaves_takes_nothing_away(path):
+    """It must see that this one has the file open, or it deletes the log as the last user."""
+    program = (
+        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None); "
+        "c.execute('BEGIN IMMEDIATE'); c.execute('CREATE TABLE IF NOT EXISTS mine (n)'); "
+        "c.execute('COMMIT'); c.close()"
+    )
+    with writing(str(path)) as writer:
+        for n in range(5):  # each look at the file may take the locks away
+            writer.put_hosts(n, n + 1)
+            assert writer.flush(30)
+            log = Path(f"{path}-wal").stat().st_ino
+            subprocess.run([sys.executable, "-c", program, str(path)], check=True, timeout=60)
+            assert Path(f"{path}-wal").stat().st_ino == log
+        assert writer.notices() == []
+    assert hosts_in(str(path)) == list(range(5))
+
+
 def test_a_deleted_folder_is_made_again(path):
     with writing(str(path)) as writer:
         writer.put_hosts(0, 10)
