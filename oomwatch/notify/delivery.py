@@ -99,8 +99,12 @@ class Delivery:
             self._condition.notify_all()
 
     def add(self, rows: Iterable[OutboxRow], *, from_store: bool = False) -> None:
-        """Queue messages; with `from_store` they are on disk, and may have been sent before."""
+        """Queue messages; with `from_store` they are on disk, from an earlier run of the agent.
+
+        Of those the first that was not tried may have been sent when that ended.
+        """
         now, wall = time.monotonic(), self._wall()
+        begun = from_store
         with self._condition:
             for row in rows:
                 self._queue.add(
@@ -109,8 +113,10 @@ class Delivery:
                     incidents=_incidents_of(row),
                     age_seconds=wall - row.created_at,
                     delay_seconds=max(0.0, (row.due_at or wall) - wall) if from_store else 0.0,
-                    from_store=from_store,
+                    stored=from_store,
+                    sealed=begun,
                 )
+                begun = begun and row.attempts > 0
             self._condition.notify_all()
 
     def enable(self) -> None:

@@ -74,9 +74,13 @@ class SinkQueue:
         incidents: Iterable[str] = (),
         age_seconds: float = 0.0,
         delay_seconds: float = 0.0,
-        from_store: bool = False,
+        stored: bool = False,
+        sealed: bool = False,
     ) -> None:
-        """Queue a message, behind all others; one that waits already takes its new form."""
+        """Queue a message, behind all others; one that waits already takes its new form.
+
+        `sealed`: it may have been sent already, so nothing about it may change.
+        """
         known = self._waiting.get(row.id)
         if known is not None:
             known.row, known.due = row, now + delay_seconds
@@ -89,8 +93,8 @@ class SinkQueue:
             due=now + delay_seconds,
             expires=now + max(0.0, give_up - max(0.0, age_seconds)),
             handed=now,
-            stored=from_store,
-            sealed=from_store or row.attempts > 0,
+            stored=stored,
+            sealed=sealed or row.attempts > 0,
         )
 
     def replace(self, old_id: str, row: OutboxRow | None, now: float) -> bool:

@@ -271,6 +271,24 @@ def test_several_become_one_which_is_sent_when_it_is_on_disk(deliver):
     assert member.reason == grouped.id
 
 
+def test_what_an_earlier_run_has_left_goes_together_but_for_what_it_may_have_sent(deliver):
+    settings = dataclasses.replace(QUICK, group_limit=1)
+    sink = Scripted(groups=True)
+    started = threading.Event()
+
+    def make(_config):
+        assert started.wait(10)
+        return sink
+
+    delivery, reports = deliver(make, settings)
+    rows = [row("tried", "inc-0", attempts=3), *(row(f"m{n}", f"inc-{n}") for n in range(1, 7))]
+    delivery.add(rows, from_store=True)
+    started.set()
+    reports.wait_for(lambda: len(sink.sent) == 4)
+    told = [[incident.id for incident in notice.incidents] for notice, _ in sink.sent]
+    assert told == [["inc-0"], ["inc-1"], ["inc-2"], [f"inc-{n}" for n in range(3, 7)]]
+
+
 def test_the_thread_of_an_incident_is_handed_on(deliver):
     sink = Scripted(Delivered("ts-1"))
     threads = {"b": "ts-1"}

@@ -155,7 +155,7 @@ def test_what_nobody_has_seen_may_change_and_what_was_tried_may_not():
     assert not queue.replace("b", None, 0)
     assert queue.replace("a", None, 0)
     assert [each.id for each in queue.rows] == ["b"]
-    queue.put(row("c", "inc-3"), from_store=True)
+    queue.put(row("c", "inc-3"), sealed=True)
     assert not queue.replace("c", None, 0)
 
 
