@@ -268,7 +268,12 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Messages that wait",
                 "none",
-                ((_host("oomwatch_receiver_messages_waiting"), "{{instance}} {{receiver}}"),),
+                (
+                    (
+                        _host("oomwatch_receiver_messages_waiting"),
+                        "{{instance}} {{receiver}} {{state}}",
+                    ),
+                ),
                 width=6,
             ),
             Panel(

@@ -6,6 +6,7 @@ the writer as one, and only then to the receivers' threads.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 import threading
@@ -348,7 +349,11 @@ class Notifier:
     # ---------------------------------------------------------------- how it does
     def statuses(self) -> tuple[SinkStatus, ...]:
         """How each receiver does."""
-        return tuple(delivery.status for delivery in list(self._deliveries.values()))
+        held = collections.Counter(row.sink for row in self._ledger.outbox.in_state("held"))
+        return tuple(
+            dataclasses.replace(delivery.status, held=held[name])
+            for name, delivery in list(self._deliveries.items())
+        )
 
     def troubles(self) -> list[str]:
         """For the status line: receivers that do not take messages."""

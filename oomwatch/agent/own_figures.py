@@ -75,7 +75,8 @@ class OwnFigures:
 def _receiver(status: SinkStatus) -> ReceiverFigures:
     return ReceiverFigures(
         name=status.name,
-        waiting=status.waiting,
+        due=status.waiting,
+        held=status.held,
         delivered_total=status.delivered_total,
         failed_total=status.failed_total,
         attempts_failed_total=status.attempts_failed_total,

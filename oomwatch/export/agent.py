@@ -28,7 +28,8 @@ def add_agent(samples: Samples, cache: LabelCache, snapshot: Snapshot) -> None:
     for receiver in agent.receivers:
         labels = cache.get({"receiver": receiver.name})
         samples.add("oomwatch_receiver_success", labels, receiver.ok)
-        samples.add("oomwatch_receiver_messages_waiting", labels, receiver.waiting)
+        for state, count in (("due", receiver.due), ("held", receiver.held)):
+            samples.add("oomwatch_receiver_messages_waiting", labels.plus("state", state), count)
         samples.add(
             "oomwatch_receiver_attempts_failed_total", labels, receiver.attempts_failed_total
         )

@@ -286,8 +286,9 @@ _TABLE: Final[tuple[Metric, ...]] = (
     Metric(
         "oomwatch_receiver_messages_waiting",
         "gauge",
-        ("receiver",),
-        "Messages that wait to be delivered, those that are held back included.",
+        ("receiver", "state"),
+        "Messages that are not delivered yet: due, or held until their time comes (quiet hours, a "
+        "silence, a cooldown, an escalation).",
         "Messages",
         "{message}",
     ),
@@ -302,7 +303,7 @@ _TABLE: Final[tuple[Metric, ...]] = (
         "oomwatch_receiver_attempts_failed_total",
         "counter",
         ("receiver",),
-        "Attempts that failed, most of which were made again.",
+        "Attempts that failed, those that were refused included; most were made again.",
         "Messages",
     ),
     # ------------------------------------------------------------ the agent itself

@@ -108,7 +108,10 @@ class ReceiverFigures:
     """How one receiver of messages does."""
 
     name: str
-    waiting: int
+    due: int
+    """Messages that could be sent now, or are to be tried again."""
+    held: int
+    """Messages that are not to be sent before their time comes."""
     delivered_total: int
     failed_total: int
     """Messages that were refused or given up."""

@@ -37,6 +37,8 @@ class SinkStatus:
     name: str
     kind: str
     waiting: int = 0
+    held: int = 0
+    """Messages whose time has not come: quiet hours, silences, cooldowns, escalation."""
     delivered_total: int = 0
     failed_total: int = 0
     """Messages that were refused or given up."""
@@ -257,6 +259,7 @@ class Delivery:
                 self._status = dataclasses.replace(
                     status,
                     failed_total=status.failed_total + 1,
+                    attempts_failed_total=status.attempts_failed_total + 1,
                     disabled=reason if disable else None,
                     trouble=reason,
                 )

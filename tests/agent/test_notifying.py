@@ -276,6 +276,7 @@ def test_an_incident_is_escalated_unless_somebody_looks_after_it(running, config
     here.wait_for(
         lambda: [row.sink for row in here.rows() if row.state == "held"] == ["second"] * 2
     )
+    assert {each.name: each.held for each in here.notifier.statuses()} == {"first": 0, "second": 2}
     here.pass_time(3500)
     ack = Acknowledgement("inc-2", time.time())
     here.write(lambda connection: acknowledge(connection, ack))

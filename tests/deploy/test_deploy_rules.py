@@ -31,7 +31,8 @@ TOTAL = f'oomwatch_incidents_total{{{HOST},job="oomwatch",class="%s",cause="%s"}
 NVML = f'oomwatch_source_success{{{HOST},source="nvml"}}'
 SCRAPED = f'oomwatch_scrape_success{{{HOST},engine_id="chat"}}'
 STATE = f'oomwatch_engine_state{{{HOST},engine_id="chat",state="%s"}}'
-OUTBOX = f'oomwatch_receiver_messages_waiting{{{HOST},receiver="oncall"}}'
+OUTBOX = f'oomwatch_receiver_messages_waiting{{{HOST},receiver="oncall",state="%s"}}'
+LOST = f'oomwatch_receiver_messages_total{{{HOST},receiver="oncall",outcome="%s"}}'
 TAKES = f'oomwatch_receiver_success{{{HOST},receiver="oncall"}}'
 HOUR = 240  # of steps of 15 s
 
@@ -114,9 +115,16 @@ CASES = [
         "4m",
         True,
     ),
-    ("OomwatchMessagesWait", {OUTBOX: f"3x{HOUR}", TAKES: f"0x{HOUR}"}, "40m", True),
-    ("OomwatchMessagesWait", {OUTBOX: "3x40 0 3x190", TAKES: f"0x{HOUR}"}, "38m", False),
-    ("OomwatchMessagesWait", {OUTBOX: f"3x{HOUR}", TAKES: f"1x{HOUR}"}, "40m", False),
+    ("OomwatchMessagesLost", {LOST % "failed": "0x4 1x40"}, "3m", True),
+    ("OomwatchMessagesLost", {LOST % "failed": "1x40"}, "3m", False),  # it was before
+    ("OomwatchMessagesLost", {LOST % "delivered": "0x4 1x40"}, "3m", False),
+    ("OomwatchReceiverFails", {TAKES: "0x60"}, "12m", True),  # also with nothing to send
+    ("OomwatchReceiverFails", {TAKES: "1x60"}, "12m", False),
+    ("OomwatchReceiverFails", {TAKES: "0x20 1 0x40"}, "12m", False),
+    ("OomwatchMessagesWait", {OUTBOX % "due": f"3x{HOUR}", TAKES: f"1x{HOUR}"}, "40m", True),
+    ("OomwatchMessagesWait", {OUTBOX % "due": "3x40 0 3x190", TAKES: f"1x{HOUR}"}, "38m", False),
+    ("OomwatchMessagesWait", {OUTBOX % "held": f"3x{HOUR}", TAKES: f"1x{HOUR}"}, "40m", False),
+    ("OomwatchMessagesWait", {OUTBOX % "due": f"3x{HOUR}", TAKES: f"0x{HOUR}"}, "40m", False),
     ("OomwatchStuck", {f"oomwatch_self_stuck_threads{{{HOST}}}": "1x40"}, "4m", True),
     ("OomwatchConfigWrong", {f"oomwatch_config_reload_success{{{HOST}}}": "0x60"}, "12m", True),
     (

@@ -92,7 +92,7 @@ def host(gpus: int = 1, holders: int = 1, engines: int = 1, **more) -> Snapshot:
             queues={"detector": 0, "store": 3},
             dropped={"detector": 0},
             sources={"nvml": True, "host": True, "store": True},
-            receivers=(ReceiverFigures("oncall", 2, 40, 1, 5, ok=False),),
+            receivers=(ReceiverFigures("oncall", 2, 3, 40, 1, 5, ok=False),),
         ),
         "driver_version": "580.65.06",
         "driver_silent_seconds": 0.0,

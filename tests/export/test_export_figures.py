@@ -352,7 +352,7 @@ def test_what_the_agent_says_of_itself(rig, tmp_path):
     assert own.stuck_threads == 1
     assert own.cpu_seconds > 0
     (receiver,) = own.receivers
-    assert (receiver.name, receiver.waiting, receiver.ok) == ("oncall", 2, False)
+    assert (receiver.name, receiver.due, receiver.ok) == ("oncall", 2, False)
 
 
 # ---------------------------------------------------------------- pages

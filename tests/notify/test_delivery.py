@@ -164,7 +164,9 @@ def test_a_receiver_that_is_gone_is_not_asked_again_until_it_is_enabled(deliver,
     reports.wait_until_settled("a", "b")
     assert set(reports.states().values()) == {"failed"}
     assert len(receiver.attempts) == 1
-    assert delivery.status.disabled is not None
+    status = delivery.status
+    assert status.disabled is not None
+    assert (status.attempts_failed_total, status.failed_total) == (1, 2)
     assert "DISABLED" in caplog.text
     queue(delivery, row("c", "inc-3"))
     reports.wait_until_settled("c")
