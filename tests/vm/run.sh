@@ -3,10 +3,10 @@
 # their own, and cgroup v2. Shows what a container cannot: the kernel kills one engine at its unit's
 # MemoryMax= and another when the whole host is out of memory. What is checked stands in inside.py.
 #
-# Usage: tests/vm/run.sh CACHE PYTHON     (CACHE keeps 600 MB between runs; PYTHON has pip)
+# Usage: tests/vm/run.sh CACHE PYTHON     (CACHE keeps 200 MB between runs; PYTHON has pip)
 # Needs root, and apt-get install --no-install-recommends debootstrap qemu-system-x86 seabios cpio zstd
 # Exit status 77: it cannot run here, and the last line says why. The first run takes some minutes
-# and asks the Debian mirror and the package registry; later ones take about two. The processor is
+# and asks the Debian mirror and the package registry; later ones take three. The processor is
 # emulated: nested KVM hangs on some hosts, and nothing here wants speed.
 set -euo pipefail
 
