@@ -42,6 +42,7 @@ from oomwatch.errors import OomwatchError
 from oomwatch.records import Series, StoredIncident
 from oomwatch.store.database import open_reader
 from oomwatch.store.incidents import list_incidents
+from oomwatch.store.lease import take_lease
 from oomwatch.store.location import parse_store
 from oomwatch.store.queries import read_positions, read_window
 from oomwatch.store.writer import StoreStatus, StoreWriter
@@ -81,6 +82,7 @@ class Agent:
         self._threads: list[threading.Thread] = []
         self._burst_until = 0.0
         self._detected_at = 0.0
+        self._lease = contextlib.ExitStack()
         store = self.config.store
         self.writer = make_writer(
             self.address,
@@ -113,6 +115,7 @@ class Agent:
 
         """
         faulthandler.enable()
+        self._lease = take_lease(parse_store(self.address), self.host)
         self.writer.start()
         known, positions = self._read_store()
         explainer = Explainer(self.host, self._read_window)
@@ -200,6 +203,7 @@ class Agent:
             thread.join(max(0.05, min(0.5, deadline - time.monotonic())))
         if not self.writer.stop(max(0.3, deadline - time.monotonic())):
             _LOG.error("the store did not take everything; %s", self.writer.status)
+        self._lease.close()
 
     def _thread(self, name: str, work: Callable[[], None]) -> None:
         def guarded() -> None:

@@ -90,7 +90,7 @@ def open_writer(url: URL, *, max_bytes: int | None = None) -> Connection:
             connection.close()
             raise
     except DBAPIError as error:
-        raise _explain(error, url) from None
+        raise explain(error, url) from None
     return connection
 
 
@@ -209,7 +209,7 @@ def open_reader(url: URL) -> Iterator[Connection]:
                 raise StoreError(f"{path or 'the database'} holds no oomwatch store yet")
             yield connection
     except DBAPIError as error:
-        raise _explain(error, url) from None
+        raise explain(error, url) from None
 
 
 def _connect_reader(url: URL) -> Connection:
@@ -292,8 +292,8 @@ def _set_up(connection: sqlite3.Connection, *, read_only: bool) -> None:
     connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
 
 
-def _postgres(url: URL, *, read_only: bool) -> Engine:
-    options: dict[str, Any] = {"connect_timeout": 5, "application_name": "oomwatch"}
+def _postgres(url: URL, *, read_only: bool, name: str = "oomwatch") -> Engine:
+    options: dict[str, Any] = {"connect_timeout": 5, "application_name": name}
     if read_only:
         options["options"] = "-c default_transaction_read_only=on"
     try:
@@ -304,7 +304,16 @@ def _postgres(url: URL, *, read_only: bool) -> Engine:
         ) from None
 
 
-def _explain(error: DBAPIError, url: URL) -> StoreError:
+def connect_server(url: URL, *, name: str) -> Connection:
+    """A connection to PostgreSQL that is in no transaction; its server shows it under `name`."""
+    return (
+        _postgres(url, read_only=False, name=name)
+        .connect()
+        .execution_options(isolation_level="AUTOCOMMIT")
+    )
+
+
+def explain(error: DBAPIError, url: URL) -> StoreError:
     """One line for a database error; URLs are printed without their password."""
     place = file_of(url) or url.render_as_string(hide_password=True)
     reason = " ".join(str(error.orig).split())[:200]
