@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from oomwatch.config import Config, ConfigError, load_config
 from oomwatch.config.fields import Key, members
+from oomwatch.config.headers import parse_headers
 from oomwatch.config.layers import all_keys, dotted
 from oomwatch.config.paths import config_paths, default_store
 from oomwatch.config.quantities import parse_duration, show_duration, show_size
@@ -28,7 +29,7 @@ from oomwatch.config.texts import (
     reference,
     sections,
 )
-from oomwatch.config.values import hide_url, parse_headers
+from oomwatch.config.values import hide_url
 from oomwatch.units import parse_size
 
 ROOT = Path(__file__).parent.parent
@@ -271,16 +272,25 @@ def test_engines_from_file_and_environment(load):
         ('[engine]\nname = "a"', "engine must be written [[engine]]"),
         ("engine = [1]", "engine must be written [[engine]]"),
         ("[[engine]]\nport = 8000", "engine.0.name is missing"),
-        ('[[engine]]\nname = "a"', "engine.0.name has nothing to find the engine by"),
-        ('[[engine]]\nname = "a b"\nport = 1', "engine.0.name must be one line of text, such as"),
-        ('[[engine]]\nname = "a"\nport = 0', "engine.0.port must be a whole number from 1"),
-        ('[[engine]]\nname = "a"\nmetrics_url = "h:8000"', "engine.0.metrics_url must be a URL"),
-        ('[[engine]]\nname = "a"\nmetrics_url = "http://h:x/"', "engine.0.metrics_url must be"),
-        ('[[engine]]\nname = "a"\nmetrics_url = "http:///m"', "engine.0.metrics_url must be"),
-        ('[[engine]]\nname = "a"\npod = "chat"', 'such as "inference/chat-0"'),
+        ('[[engine]]\nname = "a"', "engine.0 (a).name has nothing to find the engine by"),
+        (
+            '[[engine]]\nname = "a b"\nport = 1',
+            'engine.0.name must look like "chat-70b", not like "a b"',
+        ),
+        ('[[engine]]\nname = "a"\nport = 0', "engine.0 (a).port must be a whole number from 1"),
+        (
+            '[[engine]]\nname = "a"\nmetrics_url = "h:8000"',
+            "engine.0 (a).metrics_url must be a URL",
+        ),
+        ('[[engine]]\nname = "a"\nmetrics_url = "http://h:x/"', "engine.0 (a).metrics_url must be"),
+        ('[[engine]]\nname = "a"\nmetrics_url = "http:///m"', "engine.0 (a).metrics_url must be"),
+        (
+            '[[engine]]\nname = "a"\npod = "chat"',
+            'must look like "inference/chat-0", not like "chat"',
+        ),
         (
             '[[engine]]\nname = "a"\nport = 1\n[[engine]]\nname = "a"\nport = 2',
-            "engine.1.name a is taken by an earlier [[engine]]",
+            "engine.1 (a).name a is taken by an earlier [[engine]]",
         ),
         ("schema_version = 2", "schema_version must be 1 for this oomwatch; upgrade oomwatch"),
         ('schema_version = "1"', "schema_version must be 1"),
@@ -364,7 +374,18 @@ def test_a_byte_order_mark_is_let_be(load):
         ("[agnet]\nx = 1", {}, "agnet is not known; did you mean agent?"),
         ("[kv_saturation]\nwarn = 1", {}, "did you mean detect.kv_saturation?"),
         ("zzz = 1", {}, "zzz is not known"),
-        ('[[engine]]\nname = "a"\nport = 1\nurl = "x"', {}, "engine.0.url is not known"),
+        ('[[engine]]\nname = "a"\nport = 1\nurl = "x"', {}, "engine.0 (a).url is not known"),
+        (
+            '[[notify.slack]]\nurl = "https://hooks.slack.com/s3cret"\nname = "a"',
+            {},
+            "notify.slack.0 (a).url is not known; name a file that holds it as url_file",
+        ),
+        (
+            '[[notify.email]]\nname = "a"\nserver = "s"\nsender = "a@b"\nrecipients = ["a@b"]\n'
+            'password = "s3cret"',
+            {},
+            "name a file that holds it as password_file",
+        ),
         ("", {"OOMWATCH_AGENT__SAMPLING": "1s"}, "agent.sampling is not known"),
         (
             "",
@@ -380,6 +401,7 @@ def test_an_unknown_key_warns_and_is_a_mistake_when_strict(load, text, environ, 
     loaded = load(text, environ)
     (warning,) = loaded.warnings
     assert expected in warning
+    assert "s3cret" not in warning
     assert loaded.config.agent == Config().agent
     (problem,) = problems(load, text, environ, strict=True)
     assert problem == warning
@@ -468,11 +490,15 @@ def test_harmless_headers_and_secrets_of_the_environment_are_not_warned_of(load)
         ("headers", '"Authorization s3cret"'),
         ("headers", '{ Authorization = "s3cret\\nX: y" }'),
         ("metrics_url", '"ftp://u:s3cret@h/"'),
+        ("headers_file", '"xoxb-123-s3cret"'),
+        ("headers_file", '"whsec_s3cret"'),
+        ("headers_file", '"0123456789abcdef0123456789s3cret"'),
+        ("labels", '"http://u:s3cret@h/"'),
     ],
 )
 def test_a_mistake_does_not_repeat_a_secret(load, key, value):
     (problem,) = problems(load, f'[[engine]]\nname = "a"\nport = 1\n{key} = {value}')
-    assert f"engine.0.{key}" in problem
+    assert f"engine.0 (a).{key}" in problem
     assert "cret" not in problem.replace("secret", "")
 
 
@@ -634,7 +660,7 @@ def test_the_example_of_each_receiver_is_right(load, kind):
 def test_receivers_are_told_apart_by_name(load):
     one = '[[notify.webhook]]\nname = "a"\nurl = "http://h/x"\n'
     (problem,) = problems(load, one + '[[notify.slack]]\nname = "a"\n')
-    assert "notify.webhook.0.name a is taken by an earlier receiver" in problem
+    assert "notify.webhook.0 (a).name a is taken by an earlier receiver" in problem
     (problem,) = problems(load, '[[notify.slack]]\nmin_severity = "info"')
     assert "notify.slack.0.name is missing" in problem
 

@@ -1,6 +1,7 @@
 """The configuration: a TOML file, environment variables and flags to frozen dataclasses.
 
 ``values``     kinds of values: durations, sizes, shares, paths, secrets
+``headers``    HTTP headers, in the file or in one of their own
 ``quantities`` times and sizes as text
 ``fields``     how a key is declared
 ``schema``     every key with its default and its sentence; ``detection`` those of the rules

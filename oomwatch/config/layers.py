@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ KeyPath = tuple[str, ...]
 PREFIX: Final = "OOMWATCH_"
 
 _MOST_ENGINES: Final = 256
+_PLAIN: Final = re.compile(r"[\w.-]{1,64}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,11 +92,12 @@ def _flatten(
     layers: Layers, cls: type[Any], table: Mapping[str, Any], path: KeyPath, origin: Origin
 ) -> None:
     known = {member.name: member for member in members(cls)}
-    for name, value in table.items():
+    # The name first: messages about the other keys say it.
+    for name, value in sorted(table.items(), key=lambda item: item[0] != "name"):
         here = (*path, name)
         member = known.get(name)
         if member is None:
-            layers.unknown.append(f"{origin}: {dotted(here)} is not known{suggest(here)}")
+            layers.unknown.append(f"{origin}: {called(layers, here)} is not known{suggest(here)}")
         elif isinstance(member, Key):
             layers.settings[here] = Setting(value, origin)
         elif member.repeated:
@@ -183,8 +186,24 @@ def dotted(path: KeyPath) -> str:
     return ".".join(path)
 
 
+def called(layers: Layers, path: KeyPath) -> str:
+    """A path for a message: tables of which there are several go by their names too.
+
+    ``notify.slack.6 (oncall).channel``
+    """
+    parts = list(path)
+    for end, part in enumerate(path, 1):
+        setting = layers.settings.get((*path[:end], "name"))
+        if part.isdigit() and setting is not None and _PLAIN.fullmatch(str(setting.value)):
+            parts[end - 1] = f"{part} ({setting.value})"
+    return dotted(tuple(parts))
+
+
 def suggest(path: KeyPath) -> str:
     """What was probably meant instead of an unknown key, as the rest of the sentence."""
+    in_file = (*path[:-1], f"{path[-1]}_file")
+    if find_key(in_file) is not None:  # a secret, which is not written here
+        return f"; name a file that holds it as {in_file[-1]}"
     plain = dotted(tuple(part for part in path if not part.isdigit()))
     sections = {dotted(one[:end]) for one, _ in all_keys() for end in range(1, len(one))}
     names = [*(dotted(one) for one, _ in all_keys()), *sections]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oomwatch.config.fields import Key, members
+from oomwatch.config.headers import Headers, looks_secret
 from oomwatch.config.layers import (
     KeyPath,
     Layers,
@@ -16,12 +17,13 @@ from oomwatch.config.layers import (
     add_environment,
     add_file,
     add_overrides,
+    called,
     dotted,
     parse_toml,
 )
 from oomwatch.config.paths import config_paths
 from oomwatch.config.schema import Config
-from oomwatch.config.values import Headers, Url, looks_secret, url_has_secret
+from oomwatch.config.values import Url, url_has_secret
 from oomwatch.errors import UsageError
 
 _DEFAULT = Origin("default")
@@ -145,8 +147,9 @@ def _build(layers: Layers, cls: type[Any], path: KeyPath, origins: dict[str, Ori
     # Values that do not go together are only worth a word if each is right by itself.
     if len(layers.errors) == faults and hasattr(section, "problems"):
         for name, problem in section.problems():
-            full = dotted((*path, name))
-            layers.errors.append(f"{_blamed(origins, full, dotted(path))}{full} {problem}")
+            full = (*path, *name.split("."))
+            blamed = _blamed(origins, dotted(full), dotted(path))
+            layers.errors.append(f"{blamed}{called(layers, full)} {problem}")
     return section
 
 
@@ -171,12 +174,12 @@ def _read(layers: Layers, key: Key, path: KeyPath, origins: dict[str, Origin]) -
     try:
         value = key.kind.read(setting.value, text=setting.text)
     except ValueError as error:
-        layers.errors.append(f"{setting.origin}: {name} {error}")
+        layers.errors.append(f"{setting.origin}: {called(layers, path)} {error}")
         return key.default
     if setting.origin.layer == "file" and _is_inline_secret(key, value):
         layers.warnings.append(
-            f"{setting.origin}: {name} holds a secret that all can read who can read this file; "
-            f"put it into a file of its own{_instead(key.name)}"
+            f"{setting.origin}: {called(layers, path)} holds a secret that all can read who can "
+            f"read this file; put it into a file of its own{_instead(key.name)}"
         )
     return value
 

@@ -25,9 +25,10 @@ from oomwatch.config.fields import (
     size,
     switch,
 )
+from oomwatch.config.headers import Headers
 from oomwatch.config.labels import Labels
 from oomwatch.config.receivers import NotifyConfig
-from oomwatch.config.values import Choice, FilePath, Headers, Names, Number, Text, Url
+from oomwatch.config.values import Choice, FilePath, Names, Number, Text, Url
 from oomwatch.units import KIB, MIB
 
 SCHEMA_VERSION: Final = 1

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from oomwatch.config.headers import parse_headers
 from oomwatch.config.load import ConfigError
 from oomwatch.config.paths import default_store, first_directory
 from oomwatch.config.schema import Config, EngineConfig
-from oomwatch.config.values import parse_headers
 
 _LONGEST_BYTES: Final = 64 * 1024
 

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar, Final, Literal
 
 from oomwatch.config.fields import Problem, key
+from oomwatch.config.headers import Headers
 from oomwatch.config.notify import SinkConfig
-from oomwatch.config.values import Choice, FilePath, Headers, Number, Text, Texts, Url
+from oomwatch.config.values import Choice, FilePath, Number, Text, Texts, Url
 
 _ADDRESS: Final = r"[^\s@<>,;:\"]+@[^\s@<>,;:\"]+"
 

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit, urlunsplit
@@ -29,8 +28,8 @@ _SWITCHES: Final = {
     "off": False,
     "0": False,
 }
-_SECRET_HEADER: Final = re.compile(r"auth|key|token|secret|cookie|passw", re.IGNORECASE)
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # of a header's name, RFC 9110
+_LIKE_A_SECRET: Final = re.compile(r"xox[a-z]-.*|whsec_.*|(?=.*\d)[A-Za-z0-9]{32,}")
+_PASSWORD: Final = re.compile(r"(?<=://)[^/@\s]*(?=@)")
 _CREDENTIAL: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 HIDDEN: Final = "***"
 
@@ -205,9 +204,12 @@ class Text:
         if not isinstance(value, str):
             raise ValueError(f"must be text, not {_shown(value)}")  # noqa: TRY004 - a bad value
         line = value.strip()
-        if not line or not line.isprintable() or not re.fullmatch(self.pattern, line):
-            like = f", such as {json.dumps(self.example)}" if self.example else ""
+        example = json.dumps(self.example, ensure_ascii=False) if self.example else ""
+        if not line or not line.isprintable():
+            like = f", such as {example}" if example else ""
             raise ValueError(f"must be one line of text{like}, not {_shown(value)}")
+        if not re.fullmatch(self.pattern, line):
+            raise ValueError(f"must look like {example}, not like {_shown(value)}")
         return line
 
     def show(self, value: str) -> str:
@@ -252,6 +254,11 @@ class FilePath:
         )
         if path.startswith("~/"):
             path = str(Path(path).expanduser())
+        if self.secret and _LIKE_A_SECRET.fullmatch(path):
+            raise ValueError(
+                "seems to be the secret itself: put it into a file, and give the file's absolute "
+                "path here"
+            )
         if self.secret and _CREDENTIAL.fullmatch(path):
             return path
         if self.secret and not path.startswith("/"):  # the message does not repeat a secret
@@ -292,57 +299,6 @@ class Url:
     def show(self, value: str) -> str:
         """Quoted, without its password and the values of its query."""
         return json.dumps(hide_url(value), ensure_ascii=False)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Headers:
-    """HTTP headers: a table, or as text one ``Name: value`` a line."""
-
-    suffix: str = ""
-
-    def read(self, value: object, *, text: bool) -> Mapping[str, str]:
-        """Names and values."""
-        if text and isinstance(value, str):
-            return parse_headers(value)
-        if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
-            raise ValueError('must be a table of texts, such as { "X-Tenant" = "a" }')
-        return dict(
-            _header(f"{name}:{one}", number) for number, (name, one) in enumerate(value.items(), 1)
-        )
-
-    def show(self, value: Mapping[str, str]) -> str:
-        """A table with the names only: any value may be a secret."""
-        inside = ", ".join(f'{json.dumps(name)} = "{HIDDEN}"' for name in value)
-        return f"{{ {inside} }}"
-
-
-def parse_headers(text: str) -> dict[str, str]:
-    """Headers of ``Name: value`` lines; empty lines and those that begin with # are left out.
-
-    Raises:
-        ValueError: a line is no header; the message does not repeat it, it may be a secret.
-
-    """
-    headers = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        name, value = _header(line, number)
-        headers[name] = value
-    return headers
-
-
-def _header(line: str, number: int) -> tuple[str, str]:
-    name, colon, value = line.partition(":")
-    value = value.strip(" \t")
-    if not colon or not _TOKEN.fullmatch(name) or not value.isprintable() or not value:
-        raise ValueError(f'has a header (number {number}) that is not "Name: value"')
-    return name, value
-
-
-def looks_secret(headers: Mapping[str, str]) -> bool:
-    """Whether one of the headers is there to prove who asks."""
-    return any(_SECRET_HEADER.search(name) for name in headers)
 
 
 def url_has_secret(url: str) -> bool:
@@ -413,4 +369,5 @@ def _shown(value: object) -> str:
     except (TypeError, ValueError):
         text = str(value)  # dates and times of TOML
     text = "".join(char if char.isprintable() else "?" for char in text)
+    text = _PASSWORD.sub(HIDDEN, text)
     return text if len(text) <= 60 else f"{text[:59]}…"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from oomwatch.config.headers import parse_headers
 from oomwatch.config.load import ConfigError
 from oomwatch.config.notify import SinkConfig
 from oomwatch.config.secrets import read_secret
-from oomwatch.config.values import parse_headers
 
 
 class Credentials:
