@@ -34,6 +34,7 @@ from oomwatch.sources.nvml import NvmlReading
 _FRESH_SECONDS: Final = 15.0
 """What was not read for so long is not known any more."""
 _LATE: Final = "late"
+_NO_DRIVER: Final = frozenset({"no_driver", "not_available"})
 
 GpuKey = tuple[int, str]
 """Index of a GPU and UUID of a MIG instance, or an empty text."""
@@ -103,13 +104,12 @@ class Figures:
         now, wall = time.monotonic(), time.time()
         feeds, detector = self._feeds, self._detector()
         reading = feeds.last_reading
-        sampler = feeds.sampler
         gpus = self._gpus(now)
         host = feeds.last_host
         host_known = host is not None and now - feeds.host_read_at < _FRESH_SECONDS
         own = self._own()
         sources = dict(own.sources)
-        if self._expected:
+        if feeds.config.sources.nvml or self._expected:
             sources["nvml"] = bool(gpus) and all(gpu.ok for gpu in gpus)
         if feeds.config.sources.procfs:
             sources["host"] = host_known
@@ -120,7 +120,7 @@ class Figures:
             version=__version__,
             agent=dataclasses.replace(own, sources=sources),
             driver_version=reading.driver_version if reading is not None else None,
-            driver_silent_seconds=sampler.silent_seconds if sampler is not None else None,
+            driver_silent_seconds=self._driver_silent_seconds(),
             gpus=tuple(gpus),
             gpus_expected=self._expected,
             holders=self._holders(gpus),
@@ -149,6 +149,13 @@ class Figures:
         return list(self.incidents.open(detector.book.known if detector is not None else ()))
 
     # ---------------------------------------------------------------- parts
+    def _driver_silent_seconds(self) -> float | None:
+        """None where there is no driver that could be silent; one that hangs at first is."""
+        reading, sampler = self._feeds.last_reading, self._feeds.sampler
+        if sampler is None or (reading is not None and reading.outcome in _NO_DRIVER):
+            return None
+        return sampler.silent_seconds
+
     def _is_swept(self, now: float) -> bool:
         usual = self._feeds.config.agent.sampling_interval_seconds
         swept = self._swept_at

@@ -134,7 +134,8 @@ _TABLE: Final[tuple[Metric, ...]] = (
             ),
             "oomwatch_driver_silent_seconds": (
                 "s",
-                "How long the call of the driver that is in flight has not come back.",
+                "How long the call of the driver that is in flight has not come back; absent where "
+                "there is no driver.",
             ),
         },
     ),
@@ -312,7 +313,8 @@ _TABLE: Final[tuple[Metric, ...]] = (
         "oomwatch_source_success",
         "gauge",
         ("source",),
-        "1 if the source could be read lately: nvml, host, store.",
+        "1 if the source could be read lately: nvml (all GPUs; 0 too where there is no driver or "
+        "no GPU, until sources.nvml is off), host, store.",
         "The agent",
     ),
     Metric(

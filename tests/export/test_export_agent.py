@@ -174,7 +174,7 @@ def test_a_host_from_its_start_to_the_end_of_its_engine(
         (incident,) = agent.incidents()
         assert labels["incident_id"] == incident.id
         assert (labels["kind"], labels["cause"]) == ("failure", "killed_by_signal")
-        assert labels["severity"] == "warning"  # by whom is not known
+        assert labels["severity"] == "critical"  # it serves no more
         assert labels["engine_id"] == name
         page = await_page(
             agent,

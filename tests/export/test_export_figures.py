@@ -34,6 +34,7 @@ from oomwatch.sources.nvml import NvmlReading
 from oomwatch.sources.nvml_device import GpuReading, MigInstance
 from oomwatch.sources.output import LogLocation
 from oomwatch.sources.procfs import ProcessInfo, ProcessTree
+from oomwatch.sources.sampler import GpuSampler
 from oomwatch.store.writer import StoreWriter
 
 GIB = 1 << 30
@@ -148,10 +149,31 @@ def test_gpus_of_an_old_sweep_are_not_those_of_now(rig):
     assert snapshot.gpus_expected == 1
 
 
-def test_a_host_without_a_gpu_has_no_driver_that_fails(rig):
-    rig.sweep(outcome="no_driver")
-    assert "nvml" not in rig.snapshot().agent.sources
+@pytest.mark.parametrize("outcome", ["no_driver", "library_mismatch", "not_available", "ok"])
+def test_a_driver_that_answers_for_no_gpu_is_a_source_that_fails(rig, outcome):
+    rig.sweep(outcome=outcome)
+    assert rig.snapshot().agent.sources["nvml"] is False
     assert rig.snapshot().agent.sources["host"] is True
+
+
+def test_gpus_that_are_not_to_be_read_are_no_source(rig):
+    sources = dataclasses.replace(rig.feeds.config.sources, nvml=False)
+    rig.feeds.config = dataclasses.replace(rig.feeds.config, sources=sources)
+    assert "nvml" not in rig.snapshot().agent.sources
+
+
+def test_only_a_driver_can_be_silent(rig):
+    assert rig.snapshot().driver_silent_seconds is None  # nobody asks it
+    rig.feeds.sampler = GpuSampler(lambda _reading, _now: None)
+    rig.figures._expected = 0
+    rig.look_at_host()
+    rig.feeds.swept_at = time.monotonic()
+    assert rig.snapshot().driver_silent_seconds == 0  # it was asked and has not answered yet
+    rig.sweep(gpu())
+    assert rig.snapshot().driver_silent_seconds == 0
+    for outcome in ("no_driver", "not_available"):
+        rig.sweep(outcome=outcome)
+        assert rig.snapshot().driver_silent_seconds is None
 
 
 def test_a_host_that_is_not_read_any_more(rig):
