@@ -18,6 +18,7 @@ from oomwatch.agent.messages import ProcessEnded
 from oomwatch.config.detection import RestartLoop
 from oomwatch.records import Diagnosis, EngineExit, Evidence, Finding, Trigger, TriggerKind
 from oomwatch.sources.lifecycle import Ended
+from oomwatch.units import format_duration
 
 _LOG = logging.getLogger(__name__)
 
@@ -140,8 +141,15 @@ class Failures:
         again = self._table.starts_since(engine.id, failing_since)
         # The start that failed first counts, but not those before it: they served.
         if starts >= rule.starts and again >= rule.starts - 1:
-            text = f"{engine.id} was started {starts} times lately and fails again and again"
-            trigger = Trigger("restart_loop", at, engine.id, text=text, values={"starts": starts})
+            span = rule.window_seconds
+            text = f"{engine.id} was started {starts} times in {format_duration(span)} and fails "
+            trigger = Trigger(
+                "restart_loop",
+                at,
+                engine.id,
+                text=f"{text}each time",
+                values={"starts": starts, "window_seconds": span},
+            )
             self._raise(trigger, now, None)
 
     def gone(self, engine: WatchedEngine, at: float, now: float) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
+from oomwatch.config.notify import SEVERITIES
 from oomwatch.notify.notes import grouped_note
 from oomwatch.notify.notice import IncidentNotice, Notice, notice_from_json, notice_to_json
 from oomwatch.notify.policy import message_id
@@ -18,13 +20,15 @@ def grouped_message(rows: Sequence[OutboxRow], now: float, lang: Language) -> Ou
     """
     incidents: dict[str, IncidentNotice] = {}
     for row in rows:
-        for incident in notice_from_json(row.notice or {}).incidents:
-            incidents.pop(incident.id, None)  # the place of the latest
-            incidents[incident.id] = incident
+        told = notice_from_json(row.notice or {})
+        for incident in told.incidents:
+            before = incidents.pop(incident.id, incident)  # the place of the latest
+            note = told.note or before.note
+            incidents[incident.id] = dataclasses.replace(incident, note=note)
     identity = message_id("grouped", rows[0].sink, *(row.id for row in rows))
     over = sum(incident.closed_at is not None for incident in incidents.values())
     note = grouped_note(len(incidents), over, lang)
-    notice = Notice(identity, "grouped", now, tuple(incidents.values()), note)
+    notice = Notice(identity, "grouped", now, tuple(sorted(incidents.values(), key=_rank)), note)
     return OutboxRow(
         id=identity,
         sink=rows[0].sink,
@@ -36,3 +40,8 @@ def grouped_message(rows: Sequence[OutboxRow], now: float, lang: Language) -> Ou
         notice=notice_to_json(notice),
         due_at=now,
     )
+
+
+def _rank(incident: IncidentNotice) -> tuple[bool, int]:
+    """What is down stands first, what is over last."""
+    return incident.closed_at is not None, SEVERITIES.index(incident.severity)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from oomwatch.config.notify import NotifySettings, SinkConfig
+from oomwatch.notify.changes import change_of
 from oomwatch.notify.notice import IncidentNotice, Notice, notice_to_json
 from oomwatch.notify.outbox import FIRST, Outbox, dropped, incidents_in, message
-from oomwatch.notify.policy import Around, Drop, Hold, Tell, Told, change_of, decide
+from oomwatch.notify.policy import Around, Drop, Hold, Tell, decide
 from oomwatch.notify.recurrence import History
 from oomwatch.notify.routing import silenced_by
 from oomwatch.records import OutboxRow, Silence
@@ -93,7 +94,7 @@ class Ledger:
             told = self.outbox.told(incident.id, name)
             decision = decide(incident, told, sink, now, around)
             if isinstance(decision, Tell):
-                changes += self._tell(incident, sink, decision, told, now)
+                changes += self._tell(incident, sink, decision, now)
                 continue
             if isinstance(decision, Hold):
                 self._held[incident.id, name] = decision.until
@@ -109,7 +110,7 @@ class Ledger:
         return changes
 
     def _tell(
-        self, incident: IncidentNotice, sink: SinkConfig, decision: Tell, told: Told, now: float
+        self, incident: IncidentNotice, sink: SinkConfig, decision: Tell, now: float
     ) -> list[Change]:
         name, changes = sink.name or sink.kind, list[Change]()
         for row in reversed(self.outbox.of(incident.id, name)):
@@ -121,6 +122,9 @@ class Ledger:
                 newer = _renewed(row, incident, now)
                 if self._replace(name, row.id, newer):
                     return [*changes, self._put(newer)]
+        told = self.outbox.told(incident.id, name)
+        if decision.kind == "updated" and told.change == change_of(incident):
+            return changes  # it is again as it was told before the one that nobody has seen
         row = message(incident, sink, decision, told, now)
         return [*changes, self._put(row, to_send=True)]
 

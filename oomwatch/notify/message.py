@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from oomwatch.engines.secrets import hide_text
 from oomwatch.notify.clean import LONGEST, clean_text
+from oomwatch.notify.notes import restarts_note
 from oomwatch.notify.notice import IncidentNotice, RemedyNotice, Severity
 from oomwatch.notify.wording import TRIGGERS, words
 from oomwatch.records import (
@@ -24,6 +25,7 @@ from oomwatch.records import (
     Remedy,
     Risk,
     StoredIncident,
+    Trigger,
 )
 from oomwatch.report import phrases
 from oomwatch.report.flags import typed_env, typed_flags
@@ -45,16 +47,10 @@ _FLAGS: Final = 600
 
 _BROKEN: Final = frozenset({"failure", "gpu", "driver", "zombie"})
 """Families of incidents in which something does not work any more."""
-_LESSER: Final[Mapping[str, Severity]] = {
-    "shutdown_requested": "info",
-    "bounded_warmup_growth": "info",
-    "request_too_long": "info",
-    "lora_slot_queue": "info",
-    "killed_by_orchestrator": "warning",
-    "killed_by_signal": "warning",
-}
-"""Causes that are no failure of the server itself."""
-_COUNTERS_FIRST: Final = ("computed", "kernel", "metrics", "nvml", "process", "arguments", "config")
+_CALM: Final = frozenset(
+    {"shutdown_requested", "bounded_warmup_growth", "request_too_long", "lora_slot_queue"}
+)
+"""Causes of which nobody need do anything."""
 
 
 def incident_notice(
@@ -79,6 +75,7 @@ def incident_notice(
     finding = lead.finding if lead is not None else None
     engine = phrases.engine_of(diagnosis, finding) if diagnosis and finding else None
     ledgers = lead.memory if isinstance(lead, Incident) else ()
+    loop = _restart_loop(incident)
     gpus = _gpus(incident, lead, engine, ledgers)
     cause = clean_text(finding.cause, 60) if finding is not None else None
     return IncidentNotice(
@@ -98,20 +95,26 @@ def incident_notice(
         incident_class=finding.cls if finding else None,
         cause=cause,
         confidence=finding.confidence if finding else None,
-        why=_why(incident, finding, lang),
+        why=_why(incident, finding, loop, lang),
         remedies=tuple(_remedies(incident.id, lead.remedies if lead else (), lang)),
         memory=_memory_line(ledgers, gpus, lang),
         evidence=tuple(_evidence(incident, finding)),
         eta_seconds=_eta_seconds(incident, lead),
         runbook_url=_runbook(runbook_base, cause),
         labels=dict(labels),
+        restarts=_starts(loop),
     )
 
 
 def severity_of(incident: StoredIncident, cause: str | None) -> Severity:
-    """Critical: something failed, or is about to. Info: nobody need do anything."""
-    if cause is not None and cause in _LESSER:
-        return _LESSER[cause]
+    """Critical: something failed, or is about to. Info: nobody need do anything.
+
+    It follows from what happened and not from its class, so that a second diagnosis takes nothing
+    from it but by saying that nobody need do anything. Of an engine that fails again and again none
+    can say that.
+    """
+    if cause in _CALM and _restart_loop(incident) is None:
+        return "info"
     if incident.fingerprint.rpartition("/")[2] in _BROKEN:
         return "critical"
     levels = {trigger.values.get("level") for trigger in incident.triggers}
@@ -132,14 +135,29 @@ def _headline(incident: StoredIncident, cause: str | None, lang: Language) -> st
     return TRIGGERS[lang][kind] if kind else words(lang)["undiagnosed"]
 
 
-def _why(incident: StoredIncident, finding: Finding | None, lang: Language) -> str | None:
+def _restart_loop(incident: StoredIncident) -> Trigger | None:
+    """The last time that an engine was seen to fail with each start; None if it does not."""
+    return next((t for t in reversed(incident.triggers) if t.kind == "restart_loop"), None)
+
+
+def _starts(loop: Trigger | None) -> int | None:
+    starts = loop.values.get("starts") if loop is not None else None
+    return round(starts) if isinstance(starts, int | float) else None
+
+
+def _why(
+    incident: StoredIncident, finding: Finding | None, loop: Trigger | None, lang: Language
+) -> str | None:
+    """One sentence of why; before it, how often an engine has failed with it."""
     if finding is None:
         told = next((t.text for t in reversed(incident.triggers) if t.text), None)
         return clean_text(told, _SENTENCE) if told else None
-    said = clean_text(finding.summary, _SENTENCE)
-    if lang != "en" and (sentence := meaning(finding.cause, lang)):
-        return f"{sentence} {said}".strip()
-    return said or None
+    said = [clean_text(finding.summary, _SENTENCE)]
+    if lang != "en":
+        said.insert(0, meaning(finding.cause, lang) or "")
+    if (starts := _starts(loop)) is not None and loop is not None:
+        said.insert(0, restarts_note(starts, loop.values.get("window_seconds"), lang))
+    return " ".join(filter(None, said)) or None
 
 
 def _resolution(incident: StoredIncident, lang: Language) -> str | None:
@@ -210,11 +228,11 @@ def _free_bytes(ledger: GpuLedger) -> int:
 
 
 def _evidence(incident: StoredIncident, finding: Finding | None) -> Iterator[str]:
-    """Counters first and lines of logs last: what stands last goes first where room is short."""
+    """What decided stands first, as in `oomwatch incidents show`; no line twice."""
     items = finding.evidence if finding is not None else ()
     if not items:
         items = tuple(item for trigger in incident.triggers for item in trigger.evidence)
-    lines = map(_quoted, sorted(items, key=_rank))
+    lines = map(_quoted, items)
     yield from list(dict.fromkeys(lines))[:_EVIDENCE_SHOWN]
 
 
@@ -222,10 +240,6 @@ def _quoted(item: Evidence) -> str:
     """``server.log:812: CUDA out of memory``."""
     told = clean_text(phrases.statement(item, LONGEST), _LINE)
     return f"{clean_text(phrases.where(item), 80)}: {told}"
-
-
-def _rank(item: Evidence) -> int:
-    return _COUNTERS_FIRST.index(item.source) if item.source in _COUNTERS_FIRST else 99
 
 
 def _eta_seconds(incident: StoredIncident, lead: Incident | Risk | None) -> float | None:

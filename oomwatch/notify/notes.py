@@ -29,6 +29,23 @@ def recurrence_note(again: Recurrence, lang: Language) -> str | None:
     return f"It is back: {times} times in {span}."
 
 
+def restarts_note(starts: int, window_seconds: float | None, lang: Language) -> str:
+    """How often an engine was started lately that fails each time."""
+    if lang == "zh":
+        span = f"{_duration(window_seconds, lang)}内" if window_seconds else "近来"
+        return f"引擎{span}启动了 {starts} 次，每次都失败。"
+    span = f" in {format_duration(window_seconds)}" if window_seconds else " lately"
+    return f"It was started {starts} times{span} and fails each time."
+
+
+def escalated_note(incident_id: str, open_seconds: float, lang: Language) -> str:
+    """That nobody looks after an incident, and how to say that somebody does."""
+    span, command = _duration(max(open_seconds, 0.0), lang), f"oomwatch notify ack {incident_id}"
+    if lang == "zh":
+        return f"已持续 {span}，无人确认。由您处理时请运行 `{command}`。"
+    return f"Open for {span}, and nobody has acknowledged it: `{command}` says that you do."
+
+
 def grouped_note(count: int, over: int, lang: Language) -> str:
     """How many incidents a message is about, and how many of them are over."""
     if lang == "zh":

@@ -54,11 +54,16 @@ class IncidentNotice:
     memory: str | None = None
     """One line: who holds how much of the GPU that ran out."""
     evidence: tuple[str, ...] = ()
-    """Lines of logs and counters; the first thing to go where room is short."""
+    """What decided first: lines of logs and counters; the first to go where room is short."""
     eta_seconds: float | None = None
     """Of a forecast: when memory will be used up, counted from when it was made."""
     runbook_url: str | None = None
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    restarts: int | None = None
+    """How often it was started lately, of an engine that fails each time."""
+    note: str | None = None
+    """Among several: what a message about this one alone would say of itself, such as that it is
+    back."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

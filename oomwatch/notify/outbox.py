@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
 from oomwatch.config.notify import SinkConfig
-from oomwatch.notify.notes import recurrence_note
+from oomwatch.notify.changes import change_note, change_of
+from oomwatch.notify.notes import escalated_note, recurrence_note
 from oomwatch.notify.notice import IncidentNotice, Notice, notice_to_json
-from oomwatch.notify.policy import Drop, Hold, HoldReason, Tell, Told, change_of, message_id
+from oomwatch.notify.policy import Drop, Hold, HoldReason, Tell, Told, message_id
 from oomwatch.records import OutboxRow
 from oomwatch.report.locale import Language
 
@@ -141,9 +142,21 @@ def message(
     if isinstance(decision, Hold):
         row = dataclasses.replace(row, state="held", due_at=decision.until, reason=decision.reason)
     else:
-        note = recurrence_note(decision.again, lang_of(sink))
+        note = _note(incident, decision, told, now, lang_of(sink))
     notice = Notice(identity, decision.kind, now, (incident,), note)
     return dataclasses.replace(row, notice=notice_to_json(notice))
+
+
+def _note(
+    incident: IncidentNotice, decision: Tell, told: Told, now: float, lang: Language
+) -> str | None:
+    """What a message says of itself: that it is back, what is asked of people, what changed."""
+    notes = [recurrence_note(decision.again, lang)]
+    if decision.kind == "escalated":
+        notes.append(escalated_note(incident.id, now - incident.opened_at, lang))
+    elif decision.kind == "updated":
+        notes.append(change_note(told.change, incident, lang))
+    return " ".join(filter(None, notes)) or None
 
 
 def incidents_in(row: OutboxRow) -> list[Mapping[str, Any]]:

@@ -13,6 +13,7 @@ import json
 from typing import Final, Literal
 
 from oomwatch.config.notify import SinkConfig
+from oomwatch.notify.changes import change_of
 from oomwatch.notify.notice import IncidentNotice, NoticeKind
 from oomwatch.notify.recurrence import Recurrence
 from oomwatch.notify.routing import is_meant, quiet_until
@@ -33,7 +34,7 @@ class Told:
     failed: bool = False
     """Whether the first message was refused or given up: what came after it would mean nothing."""
     change: str | None = None
-    """Digest of what was told last."""
+    """What was told last, as `change_of` writes it."""
     updates: int = 0
     held: HoldReason | None = None
     """Why the first message is held, if it is."""
@@ -103,7 +104,10 @@ def _new(
         return Hold(kind, "escalation", incident.opened_at + wait)
     again = around.recurrence
     if again.hold_until is not None and now < again.hold_until:
-        return Hold(kind, "flapping" if again.flapping else "cooldown", again.hold_until)
+        if again.flapping:
+            return Hold(kind, "flapping", again.hold_until)
+        if incident.severity != "critical":  # its end was told: nobody knows that it is down again
+            return Hold(kind, "cooldown", again.hold_until)
     return _unless_quiet(kind, incident, sink, now, again)
 
 
@@ -148,18 +152,6 @@ def _unless_quiet(
 ) -> Tell | Hold:
     end = None if incident.severity == "critical" else quiet_until(sink.quiet_hours, now)
     return Tell(kind, again or Recurrence()) if end is None else Hold(kind, "quiet_hours", end)
-
-
-def change_of(incident: IncidentNotice) -> str:
-    """Digest of what a receiver would act upon: another cause, severity or first remedy."""
-    first = incident.remedies[0] if incident.remedies else None
-    told = [
-        incident.severity,
-        incident.incident_class,
-        incident.cause,
-        None if first is None else [*first.flags, first.action],
-    ]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
 def message_id(*parts: object) -> str:

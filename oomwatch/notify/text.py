@@ -18,6 +18,7 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from oomwatch.config.notify import SEVERITIES
 from oomwatch.notify.notice import IncidentNotice, Notice, RemedyNotice
 from oomwatch.notify.wording import words
 from oomwatch.records import EngineFacts
@@ -87,16 +88,20 @@ def subject(notice: Notice, lang: Language) -> str:
 
 
 def status(notice: Notice, incident: IncidentNotice, lang: Language) -> str:
-    """``CRITICAL``, ``RESOLVED``: the word that a message begins with."""
-    is_own = notice.kind in {"updated", "resolved", "escalated"}
+    """``CRITICAL``, ``UPDATE``, ``CRITICAL, UNACKNOWLEDGED``: what a message begins with."""
+    if notice.kind == "escalated":
+        return words(lang)[f"{incident.severity}, escalated"]
+    is_own = notice.kind in {"updated", "resolved"}
     return words(lang)[notice.kind if is_own else incident.severity]
 
 
 def worst(notice: Notice) -> str:
-    """The highest severity in a message."""
-    ranked = ("critical", "warning", "info")
-    found = {one.severity for one in notice.incidents}
-    return next((severity for severity in ranked if severity in found), "info")
+    """The highest severity of what is open in a message; ``resolved`` of a group that is over."""
+    is_open = [one for one in notice.incidents if one.closed_at is None]
+    if notice.kind == "grouped" and not is_open:
+        return "resolved"
+    found = {one.severity for one in is_open or notice.incidents}
+    return next((severity for severity in SEVERITIES if severity in found), "info")
 
 
 def text_body(notice: Notice, lang: Language, detail: Detail = DETAILS[0]) -> str:
@@ -215,7 +220,12 @@ def _item(incident: IncidentNotice, lang: Language, detail: Detail) -> Iterator[
     if detail.whole_why:
         about[2:] = [incident.headline, cause_line(incident, lang)]
     facts = _SPAN.join(filter(None, (*about, incident.id)))
-    yield _MARK + own["tag"].format(word=own[incident.severity], text=facts)
+    word = own[incident.severity if incident.closed_at is None else "resolved"]
+    yield _MARK + own["tag"].format(word=word, text=facts)
+    if incident.note:
+        yield f"   {clean(incident.note, _NOTE)}"
+    if incident.closed_at is not None:
+        return
     if detail.memory and incident.remedies and incident.remedies[0].flags:
         yield f"   {' '.join(incident.remedies[0].flags)}"
 

@@ -9,9 +9,12 @@ from example_notices import NOW, SETTINGS, a_sink, an_incident
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oomwatch.notify.changes import change_note, change_of
+from oomwatch.notify.grouping import grouped_message
 from oomwatch.notify.ledger import Ledger
-from oomwatch.notify.notice import notice_from_json
+from oomwatch.notify.notice import RemedyNotice, notice_from_json
 from oomwatch.notify.outbox import Outbox
+from oomwatch.notify.text import subject, text_body
 from oomwatch.records import Silence
 
 
@@ -163,19 +166,20 @@ def test_an_update_that_was_held_and_is_not_true_any_more_is_dropped():
 
 def test_flapping_is_told_once_and_when_it_is_over():
     told = Told()
+    pressure = an_incident(severity="warning")
     spans = [(0, 2), (4, 6), (8, 10), (12, 14), (16, 18), (20, 22)]
     for number, (begin, end) in enumerate(spans):
-        incident = an_incident(id=f"inc-{number}", opened_at=NOW + begin * 60)
+        incident = dataclasses.replace(pressure, id=f"inc-{number}", opened_at=NOW + begin * 60)
         told.at(begin, incident)
         told.at(end, over(incident, end))
         for earlier in told.ledger.held_for_others():
             place = int(earlier.removeprefix("inc-"))
-            first = an_incident(id=earlier, opened_at=NOW + spans[place][0] * 60)
+            first = dataclasses.replace(pressure, id=earlier, opened_at=NOW + spans[place][0] * 60)
             told.at(end, over(first, spans[place][1]))
     # The first as ever; two within the cooldown; the fourth makes it flapping.
     assert told.kinds == ["opened", "resolved", "opened"]
     assert told.sent[-1][1].startswith("It comes and goes, 4 times in 12 min")
-    fourth = over(an_incident(id="inc-3", opened_at=NOW + 12 * 60), 14)
+    fourth = over(dataclasses.replace(pressure, id="inc-3", opened_at=NOW + 12 * 60), 14)
     told.at(36, fourth)
     assert told.kinds[-1] == "opened"
     told.at(22 + 15, fourth)
@@ -184,14 +188,100 @@ def test_flapping_is_told_once_and_when_it_is_over():
 
 def test_what_is_back_and_stays_is_told_after_the_cooldown():
     told = Told()
-    first = an_incident()
+    first = an_incident(severity="warning")
     told.at(0, first)
     told.at(1, over(first, 1))
-    back = an_incident(id="inc-2", opened_at=NOW + 120)
+    back = dataclasses.replace(first, id="inc-2", opened_at=NOW + 120)
     assert told.at(2, back) == [("opened", "held")]
     told = told.restarted()
     told.at(6, back)
     assert told.sent[-1] == ("opened", "It is back: 2 times in 2 min.")
+
+
+def test_an_engine_that_is_down_again_is_told_at_once_and_the_last_word_is_true():
+    """Whatever comes, the channel does not end with an end while the engine is down."""
+    told = Told()
+    for number in range(12):
+        incident = an_incident(id=f"inc-{number}", opened_at=NOW + number * 120)
+        told.at(number * 2, incident)
+        for earlier in told.ledger.held_for_others():
+            place = int(earlier.removeprefix("inc-"))
+            first = an_incident(id=earlier, opened_at=NOW + place * 120)
+            told.at(number * 2, over(first, place * 2 + 1))
+        assert told.kinds[-1] != "resolved"
+        told.at(number * 2 + 1, over(incident, number * 2 + 1))
+    assert told.kinds == [*["opened", "resolved"] * 3, "opened"]
+    assert told.sent[2] == ("opened", "It is back: 2 times in 2 min.")
+
+
+def test_an_update_says_what_is_different():
+    told, incident = Told(), an_incident()
+    told.at(0, incident)
+    told = told.restarted()
+    changed = dataclasses.replace(
+        incident, cause="shm_too_small", remedies=(RemedyNotice("x", ("--shm-size 8g",)),)
+    )
+    told.at(1, changed)
+    assert told.sent[-1] == (
+        "updated",
+        "Changed: cause: kv_no_blocks → shm_too_small; what to do: "
+        "--gpu-memory-utilization 0.94 → --shm-size 8g.",
+    )
+    told.at(2, dataclasses.replace(changed, restarts=5))
+    assert told.sent[-1][1] == "Changed: it fails with each start."
+    told.at(3, dataclasses.replace(changed, restarts=9))
+    assert len(told.sent) == 3
+
+
+def test_an_update_says_what_is_different_from_what_was_seen():
+    """And nothing, where it is again as people know it."""
+    told, incident = Told(), an_incident()
+    told.at(0, incident)
+    told.down = True
+    told.at(1, dataclasses.replace(incident, cause="a_b"))
+    told.at(2, dataclasses.replace(incident, cause="c_d"))
+    (waiting,) = told.ledger.outbox.in_state("waiting")
+    assert waiting.notice["note"] == "Changed: cause: kv_no_blocks → c_d."
+    assert told.at(3, incident) == [("updated", "dropped")]
+
+
+def test_what_an_earlier_version_wrote_of_a_change_is_no_fault():
+    assert change_note("00c0ffee00c0ffee", an_incident(), "en") is None
+    assert change_note(change_of(an_incident()), an_incident(severity="info"), "zh") == (
+        "变化：级别：严重 → 提示。"
+    )
+
+
+def test_an_escalation_says_since_when_and_how_to_acknowledge():
+    told = Told(a_sink(escalate_after_seconds=900))
+    told.at(0, an_incident())
+    told.at(15, an_incident())
+    ((kind, note),) = told.sent
+    assert kind == "escalated"
+    assert note.startswith("Open for 15 min, and nobody has acknowledged it")
+    assert "`oomwatch notify ack inc-1`" in note
+
+
+def test_a_group_says_what_is_down_first_and_what_each_message_would_have_said():
+    """Also that something is back, and that something else is over."""
+    told = Told(a_sink(min_severity="info"))
+    told.down = True
+    told.at(0, an_incident(id="inc-w", fingerprint="w/kv_pressure", severity="warning"))
+    first = an_incident()
+    told.at(0, first)
+    told.at(1, over(first, 1))
+    told.at(2, an_incident(id="inc-2", opened_at=NOW + 120))
+    rows = sorted(told.ledger.outbox.in_state("waiting"), key=lambda row: row.created_at)
+    notice = notice_from_json(grouped_message(rows, NOW + 130, "en").notice)
+    assert [one.id for one in notice.incidents] == ["inc-2", "inc-w", "inc-1"]
+    assert notice.incidents[0].note == "It is back: 2 times in 2 min."
+    assert notice.note == "3 incidents of one host at once, 1 of them over."
+    body = text_body(notice, "en")
+    assert "It is back: 2 times in 2 min." in body
+    assert [line.split("]")[0] for line in body.split("\n") if line.startswith("- ")] == [
+        "- [CRITICAL", "- [WARNING", "- [RESOLVED",
+    ]  # fmt: skip
+    assert subject(notice, "en").startswith("[CRITICAL] 3 incidents")
 
 
 def test_a_first_message_that_failed_takes_its_followers_with_it():

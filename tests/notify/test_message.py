@@ -6,9 +6,11 @@ import json
 import pytest
 from incident_samples import AT, PROMPT, failure, pressure, stored
 
+from oomwatch.causes import CAUSES
+from oomwatch.notify.changes import change_of
 from oomwatch.notify.message import incident_notice
 from oomwatch.notify.notice import Notice, notice_from_json, notice_to_json
-from oomwatch.records import Evidence, TriggerKind
+from oomwatch.records import Evidence, Trigger, TriggerKind
 from oomwatch.report.pages import title
 
 
@@ -67,11 +69,11 @@ def test_the_line_of_memory_is_of_the_gpu_that_ran_out():
     assert named.memory == "GPU 0 (80.0 GiB): weights 32.0 GiB, free 40.0 GiB"
 
 
-def test_lines_of_logs_stand_last_among_the_evidence():
+def test_what_decided_stands_first_among_the_evidence():
     assert told(stored(diagnosis=failure())).evidence == (
+        "server.log:106: torch.OutOfMemoryError: CUDA out of memory.",
         "free: 640 MiB",
         "--max-num-batched-tokens: 32,768",
-        "server.log:106: torch.OutOfMemoryError: CUDA out of memory.",
     )
 
 
@@ -98,13 +100,42 @@ def test_severities(kind, family, values, severity):
     [
         ("shutdown_requested", "info"),
         ("request_too_long", "info"),
-        ("killed_by_orchestrator", "warning"),
+        ("killed_by_orchestrator", "critical"),
+        ("killed_by_signal", "critical"),
         ("bad_arguments", "critical"),
         ("illegal_memory_access", "critical"),
     ],
 )
-def test_what_is_no_failure_of_the_server_is_less(cause, severity):
+def test_an_engine_that_does_not_serve_is_critical_unless_nobody_need_act(cause, severity):
     assert told(stored(diagnosis=failure(cls="not_oom", cause=cause))).severity == severity
+
+
+@pytest.mark.parametrize("cause", CAUSES["not_oom"])
+def test_a_second_diagnosis_does_not_make_a_failure_less_of_one(cause):
+    before, after = told(stored()), told(stored(diagnosis=failure(cls="not_oom", cause=cause)))
+    assert before.severity == "critical"
+    calm = {"shutdown_requested", "bounded_warmup_growth", "request_too_long", "lora_slot_queue"}
+    assert after.severity == ("info" if cause in calm else "critical")
+
+
+LOOP = Trigger("restart_loop", AT + 60, "chat-70b", values={"starts": 11, "window_seconds": 900.0})
+
+
+@pytest.mark.parametrize(
+    ("lang", "says"),
+    [
+        ("en", "It was started 11 times in 15 min and fails each time. "),
+        ("zh", "引擎15 分钟内启动了 11 次，每次都失败。"),
+    ],
+)
+def test_an_engine_that_is_started_again_and_again_is_told_as_such(lang, says):
+    incident = stored(diagnosis=failure(cls="not_oom", cause="shutdown_requested"))
+    looping = dataclasses.replace(incident, triggers=(*incident.triggers, LOOP))
+    notice = told(looping, lang=lang)
+    assert notice.why.startswith(says)
+    assert (notice.restarts, notice.severity) == (11, "critical")
+    assert told(incident).restarts is None
+    assert json.loads(change_of(notice))["restarts"]
 
 
 def test_a_risk_is_told_with_its_time():

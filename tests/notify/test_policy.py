@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from example_notices import NOW, a_sink, an_incident
 
+from oomwatch.notify.changes import change_of
 from oomwatch.notify.notice import RemedyNotice
 from oomwatch.notify.policy import (
     Around,
@@ -14,7 +15,6 @@ from oomwatch.notify.policy import (
     Hold,
     Tell,
     Told,
-    change_of,
     decide,
     message_id,
 )
@@ -55,10 +55,12 @@ def test_a_silence_holds_it_and_its_end_lets_it_go():
 
 def test_what_came_back_waits_for_the_cooldown_and_says_so_then():
     again = Recurrence(2, hold_until=NOW + 60, span_seconds=90)
-    assert asked(an_incident(), recurrence=again) == Hold("opened", "cooldown", NOW + 60)
-    assert asked(an_incident(), Told(held="cooldown"), now=NOW + 60, recurrence=again) == Tell(
+    assert asked(WARNING, recurrence=again) == Hold("opened", "cooldown", NOW + 60)
+    assert asked(WARNING, Told(held="cooldown"), now=NOW + 60, recurrence=again) == Tell(
         "opened", again
     )
+    # Its end was told: the last word must not be that an engine serves which is down again.
+    assert asked(an_incident(), recurrence=again) == Tell("opened", again)
     assert isinstance(asked(CLOSED, Told(held="cooldown"), recurrence=again), Drop)
 
 
@@ -107,6 +109,7 @@ def test_what_came_and_went_at_night_is_told_in_the_morning_both():
         {"cause": "shm_too_small"},
         {"remedies": (RemedyNotice("x", ("--max-num-seqs 64",)),)},
         {"remedies": ()},
+        {"restarts": 5},
     ],
 )
 def test_what_a_reader_would_act_upon_is_told_again(change):
@@ -120,6 +123,7 @@ def test_what_a_reader_would_act_upon_is_told_again(change):
         {"confidence": 0.3},
         {"evidence": ("a line",)},
         {"memory": "GPU 0"},
+        {"note": "x"},
         {"remedies": (an_incident().remedies[0], RemedyNotice("y"))},
     ],
 )

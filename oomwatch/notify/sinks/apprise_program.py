@@ -47,7 +47,12 @@ _ADVICE: Final[Mapping[int, str]] = {
     19024: "the message lacks the robot's keyword: use oomwatch",
     93000: "the key of the robot is not valid",
 }
-_KINDS: Final = {"critical": "failure", "warning": "warning", "info": "info"}
+_KINDS: Final = {
+    "critical": "failure",
+    "warning": "warning",
+    "info": "info",
+    "resolved": "success",
+}
 
 
 @dataclasses.dataclass(slots=True)
@@ -104,7 +109,9 @@ def _tell(address: str, notice: Notice, lang: Language, asked: Mapping[str, Any]
 
 
 def _kind(notice: Notice) -> str:
-    return "success" if notice.kind == "resolved" else _KINDS[text.worst(notice)]
+    if notice.kind == "undelivered":
+        return "warning"
+    return _KINDS["resolved" if notice.kind == "resolved" else text.worst(notice)]
 
 
 def _watch(seen: Seen, deadline: Deadline, asked: Mapping[str, Any]) -> None:

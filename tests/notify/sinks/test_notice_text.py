@@ -14,7 +14,7 @@ from oomwatch.notify.text import DETAILS, fit, place, subject, text_body, worst
         ("opened", "[CRITICAL] A long", "【严重】A long"),
         ("updated", "[UPDATE] A long", "【更新】A long"),
         ("resolved", "[RESOLVED] A long", "【已恢复】A long"),
-        ("escalated", "[UNACKNOWLEDGED] A long", "【无人确认】A long"),
+        ("escalated", "[CRITICAL, UNACKNOWLEDGED] A long", "【严重，无人确认】A long"),
         ("grouped", "[CRITICAL] 2 incidents on gpu-07", "【严重】gpu-07.example.com 上有 2 起"),
         ("test", "Test message of oomwatch", "oomwatch 测试消息"),
         ("undelivered", "oomwatch could not deliver messages", "oomwatch 有消息未能送达"),
@@ -97,4 +97,7 @@ def test_without_a_runbook_the_command_that_explains():
 def test_the_worst_of_a_group_is_its_severity():
     assert worst(notice("grouped", SECOND, INCIDENT)) == "critical"
     assert worst(notice("grouped", SECOND)) == "warning"
+    over = dataclasses.replace(INCIDENT, closed_at=INCIDENT.opened_at + 60)
+    assert worst(notice("grouped", SECOND, over)) == "warning"
+    assert subject(notice("grouped", over, over), "en").startswith("[RESOLVED] 2 incidents")
     assert len(DETAILS) > 4

@@ -232,7 +232,7 @@ def test_an_escalation_is_seen_in_the_channel_too(receiver, secret):
     sink.send(notice("escalated"), "C012/1700.000100")
     [got] = receiver.got
     assert got.json["reply_broadcast"] is True
-    assert shown(got.json).startswith("[UNACKNOWLEDGED]")
+    assert shown(got.json).startswith("[CRITICAL, UNACKNOWLEDGED]")
 
 
 def test_a_first_message_that_was_deleted_does_not_stop_the_answer(receiver, secret):
