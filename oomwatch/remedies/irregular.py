@@ -190,7 +190,7 @@ PLANS: Final[dict[str, Plan]] = {
             "Record the next occurrence",
             "Keep a recording running (GPU and process memory each second, the engine's metrics) "
             "and run oomwatch on it after the next failure.",
-            why="Memory ran out, and what is at hand does not say for what.",
+            why="What is at hand does not say what failed, or for what.",
         ),
         room_until_known,
     ),
