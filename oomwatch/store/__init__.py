@@ -11,6 +11,7 @@
 ``batch``      one transaction of new records
 ``lanes``      what waits to be written, bounded
 ``session``    the write connection over its life
+``access``     whether this user may use it
 ``lease``      one agent at a time writes a host's records
 ``writer``     the thread that owns it
 ``queries``    windows of samples, last samples, log lines, engines

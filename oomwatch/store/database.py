@@ -23,6 +23,7 @@ from sqlalchemy.exc import DBAPIError, NoSuchModuleError, OperationalError
 from sqlalchemy.pool import NullPool
 
 from oomwatch.errors import NoInputError
+from oomwatch.store.access import forbidden
 from oomwatch.store.location import StoreError, file_of, network_filesystem
 from oomwatch.store.migrations import migrate, require_known, version_of
 from oomwatch.store.schema import APPLICATION_ID
@@ -76,6 +77,7 @@ def open_writer(url: URL, *, max_bytes: int | None = None) -> Connection:
     """
     path = file_of(url)
     if path is not None:
+        _require_right(path, write=True)
         _prepare(path)
     engine = _engine(url, read_only=False)
     try:
@@ -92,6 +94,12 @@ def open_writer(url: URL, *, max_bytes: int | None = None) -> Connection:
     except DBAPIError as error:
         raise explain(error, url) from None
     return connection
+
+
+def _require_right(path: Path, *, write: bool) -> None:
+    said = forbidden(path, write=write)
+    if said is not None:
+        raise StoreError(said)
 
 
 def _prepare(path: Path) -> None:
@@ -195,10 +203,12 @@ def open_reader(url: URL) -> Iterator[Connection]:
     Raises:
         NoInputError: there is no such file.
         BrokenStoreError: the file is damaged.
-        StoreError: it cannot be read for another reason.
+        StoreError: this user may not read it, or it cannot be read for another reason.
 
     """
     path = file_of(url)
+    if path is not None:
+        _require_right(path, write=False)
     if path is not None and not os.path.exists(path):  # noqa: PTH110 - False where it may not look
         raise NoInputError(f"{path}: no store there; start `oomwatch agent`, or give --store")
     try:
@@ -224,8 +234,8 @@ def _connect_reader(url: URL) -> Connection:
         # nobody is writing, and the shared memory of the log can be done without.
         if os.path.exists(f"{path}-wal"):  # noqa: PTH110 - False where it may not look
             raise StoreError(
-                f"{path} cannot be opened with its log: copy it with {path.name}-wal into a "
-                "folder that you can write"
+                f"{path} cannot be opened with its log in a folder that this user may not write: "
+                f"run it with sudo, or copy it with {path.name}-wal elsewhere"
             ) from None
         return _engine(url, read_only=True, immutable=True).connect()
 
