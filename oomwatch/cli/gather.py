@@ -29,13 +29,17 @@ _OPEN_LOGS: Final = 16
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Places:
-    """Where this host's trees are. None: the usual folder, the running kernel's own log."""
+    """Where this host's trees are.
+
+    None: the usual folder, the running kernel's own log, the store that the configuration names.
+    """
 
     proc_root: str = "/proc"
     docker_root: str = "/var/lib/docker"
     systemd_root: str = "/run/systemd/system"
     copies: str | None = None
     kernel_log: str | None = None
+    store: str | None = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -400,9 +404,12 @@ class Gatherer:
 
     # ------------------------------------------------------------------ this host
     def _live(self) -> None:
+        from oomwatch.cli.history import note_open_incidents
         from oomwatch.cli.live import gather_live
 
         gather_live(self)
+        if not self.options.pids:
+            note_open_incidents(self)
 
 
 def _shown(name: str) -> str:

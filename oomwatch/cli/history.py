@@ -6,12 +6,13 @@ Both are judged by today's rules, on the samples of the store; a better rule imp
 from __future__ import annotations
 
 import dataclasses
+import socket
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from oomwatch.diagnose.inputs import KernelInput, LogInput, PageInput
-from oomwatch.errors import NoInputError
+from oomwatch.errors import NoInputError, OomwatchError
 from oomwatch.records import (
     EngineSample,
     Gpu,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SECONDS: Final = 3600.0
 """How much of the history is read where neither --since nor --until is given."""
+_MOST_OPEN: Final = 1000
 _FRESH_SECONDS: Final = 30.0
 """Between the last reading of an engine and the end of a window in which it still served."""
 
@@ -87,6 +89,28 @@ def gather_window(gatherer: Gatherer) -> None:
         gatherer.logs or gatherer.kernel
     ):
         raise NoInputError("the store holds nothing of that time; see `oomwatch db stats`")
+
+
+def note_open_incidents(gatherer: Gatherer) -> None:
+    """Point to what the agent of this host, if there is one, has seen and this moment hides."""
+    from oomwatch.cli.db import find_store
+    from oomwatch.store.database import open_reader
+    from oomwatch.store.incidents import list_incidents
+
+    host = socket.gethostname()
+    try:
+        with open_reader(find_store(gatherer.options.places.store)) as connection:
+            found = list_incidents(connection, state="open", limit=_MOST_OPEN)
+    except NoInputError:
+        return
+    except OomwatchError as error:
+        gatherer.sources.append(SourceStatus("agent", "not_available", str(error)))
+        return
+    count = sum(incident.host in {None, host} for incident in found)
+    if count:
+        told = f"the agent has {count} open incident{'s' if count > 1 else ''}"
+        command = "oomwatch incidents list --open"
+        gatherer.sources.append(SourceStatus("agent", "warning", f"{told}: {command}"))
 
 
 def window_of(incident: StoredIncident) -> tuple[float, float]:

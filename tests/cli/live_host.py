@@ -182,6 +182,7 @@ class LiveHost:
             systemd_root=str(self.folder / "systemd"),
             copies=str(self.folder / "copies"),
             kernel_log=str(self.folder / "kernel.log"),
+            store=str(self.folder / "agent.db"),
         )
 
     def diagnose(self, **options: Any) -> Diagnosis:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -18,8 +19,9 @@ from oomwatch.cli.diagnose import exit_status
 from oomwatch.diagnose.assemble import one_sample
 from oomwatch.diagnose.inputs import PageInput
 from oomwatch.errors import NoInputError
-from oomwatch.records import Diagnosis, EngineSample, Evidence
+from oomwatch.records import Diagnosis, EngineSample, Evidence, StoredIncident
 from oomwatch.report.text import render_text
+from oomwatch.store.writer import StoreWriter
 
 pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="stand-ins need bash's exec -a")
 
@@ -370,3 +372,18 @@ def test_a_full_pool_of_last_week_is_no_news(host):
     old = LOG.replace(AT, stamp(8 * 1440)).replace(LATER, stamp(8 * 1440 - 1))
     host.serve(old + full)
     assert host.diagnose().verdict == "healthy"
+
+
+# ---------------------------------------------------------------- the agent beside it
+def test_open_incidents_of_the_agent_are_pointed_to(host):
+    assert not detail(host.diagnose(), "agent")  # there is none
+    writer = StoreWriter(host.places.store, socket.gethostname())
+    writer.start()
+    for name, state in (("inc-1", "open"), ("inc-2", "open"), ("inc-3", "closed")):
+        writer.save_incident(StoredIncident(name, name, state, time.time()))
+    assert writer.stop()
+    diagnosis = host.diagnose()
+    assert detail(diagnosis, "agent") == (
+        "the agent has 2 open incidents: oomwatch incidents list --open"
+    )
+    assert "oomwatch incidents list --open" in render_text(diagnosis)
