@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import re
 from typing import Final
 
 KIB: Final = 1024
 MIB: Final = 1024**2
 GIB: Final = 1024**3
+_SPANS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 _FACTORS: Final = {
     "": 1,
@@ -72,6 +74,17 @@ def format_duration(seconds: float | None) -> str:
         if seconds >= 2 * factor:
             return f"{seconds / factor:.1f}".removesuffix(".0") + f" {label}"
     return f"{seconds:.0f} s"
+
+
+def format_span(seconds: float) -> str:
+    """A span to the point, for messages and lists: ``45 s``, ``1 min 36 s``, ``2 h 30 min``."""
+    whole = max(0, round(seconds))
+    for (large, label), (small, lesser) in itertools.pairwise(_SPANS):
+        whole = round(whole / small) * small if whole >= large else whole
+        if whole >= large:
+            rest = whole % large // small
+            return f"{whole // large} {label}" + (f" {rest} {lesser}" if rest else "")
+    return f"{whole} s"
 
 
 def format_rfc3339(epoch_seconds: float) -> str:

@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 from oomwatch.config.notify import SinkConfig
 from oomwatch.config.schema import Config
 from oomwatch.notify.delivery import Delivery, SinkStatus
-from oomwatch.notify.ledger import Change, Ledger
+from oomwatch.notify.ledger import QUIET_KINDS, Change, Ledger
 from oomwatch.notify.message import incident_notice
 from oomwatch.notify.notice import IncidentNotice, Notice, notice_from_json
 from oomwatch.notify.outbox import FIRST, Outbox, lang_of
@@ -41,8 +41,6 @@ _LOOK_SECONDS: Final = 30.0
 """The wall clock may be set: what waits for a time of day is looked at this often."""
 _MOST_ROWS: Final = 5000
 _NOT_CONFIGURED: Final = "the receiver is not configured any more"
-_QUIET_KINDS: Final = frozenset({"test", "undelivered"})
-"""Messages whose failure is told to nobody else."""
 
 
 class Recorder(Protocol):
@@ -218,11 +216,18 @@ class Notifier:
                 view = views.get(lang_of(sink))
                 if view is not None:
                     changes += self._ledger.reconcile(view, sink, now)
-            over = all(view.closed_at is not None for view in views.values())
-            if over and not self._ledger.is_held(incident_id):
-                self._views.pop(incident_id, None)
+            self._forget(incident_id)
         self._ledger.outbox.forget(self._views)
         return changes
+
+    def _forget(self, incident_id: str) -> None:
+        """Let go what is over and told."""
+        views = self._views.get(incident_id, {})
+        over = all(view.closed_at is not None for view in views.values())
+        if over and not (
+            self._ledger.is_held(incident_id) or self._ledger.is_unfinished(incident_id)
+        ):
+            self._views.pop(incident_id, None)
 
     def _replace(self, sink: str, old_id: str, row: OutboxRow | None) -> bool:
         delivery = self._deliveries.get(sink)
@@ -254,14 +259,12 @@ class Notifier:
         )
         now, changes = self._wall(), []
         for row in said.again:
-            delivery = self._deliveries.get(row.sink)
-            if delivery is not None:
-                delivery.enable()
+            if row.sink in self._deliveries:
                 fresh = dataclasses.replace(
                     row, state="waiting", attempts=0, due_at=now, created_at=now, changed_at=now
                 )
                 self._ledger.outbox.put(fresh)
-                changes.append(Change(fresh, to_send=True))
+                changes.append(Change(fresh, to_send=True, asked=True))
         for incident in said.incidents:
             self._views.setdefault(incident.id, self._look_at(incident))
         return changes + self._ask(self._views)
@@ -300,7 +303,11 @@ class Notifier:
     def _queue(self, changes: Iterable[Change]) -> None:
         for change in changes:
             delivery = self._deliveries.get(change.row.sink)
-            if change.to_send and delivery is not None:
+            if delivery is None or not change.to_send:
+                continue
+            if change.asked:
+                delivery.ask_again(change.row)
+            else:
                 delivery.add([change.row])
 
     def _report(self, rows: Sequence[OutboxRow]) -> None:
@@ -310,9 +317,13 @@ class Notifier:
             for row in rows:
                 self._ledger.outbox.put(row)
             for row in rows:
-                if row.state == "failed" and row.kind not in _QUIET_KINDS:
+                if row.state == "failed" and row.kind not in QUIET_KINDS:
                     changes += self._ledger.drop_followers(row, self._wall())
                     changes += self._tell_others(row)
+                elif row.state == "delivered":
+                    changes += self._ledger.take_back(row, self._undelivered, self._wall())
+            for incident_id in {row.incident_id for row in rows} - {None}:
+                self._forget(str(incident_id))
         self._store(changes)
 
     def _tell_others(self, row: OutboxRow) -> list[Change]:
@@ -321,11 +332,18 @@ class Notifier:
         for name, delivery in self._deliveries.items():
             if name == row.sink or delivery.status.disabled is not None:
                 continue
-            told = undelivered_message(row, name, self._wall(), lang_of(delivery.config))
+            told = self._undelivered(row, name, self._wall())
             if self._ledger.outbox.get(told.id) is None:
                 self._ledger.outbox.put(told)
                 changes.append(Change(told, to_send=True))
         return changes
+
+    def _undelivered(self, row: OutboxRow, name: str, at: float) -> OutboxRow:
+        lang = lang_of(self._deliveries[name].config)
+        views = {
+            incident_id: views[lang] for incident_id, views in self._views.items() if lang in views
+        }
+        return undelivered_message(row, name, at, lang, views)
 
     def _thread_of(self, row: OutboxRow) -> str | None:
         if row.incident_id is None or row.kind in FIRST:

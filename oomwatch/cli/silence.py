@@ -173,7 +173,7 @@ def end(silence: str, as_json: bool, store: str | None) -> None:
 # ---------------------------------------------------------------- shared
 def _line(silence: Silence, now: float) -> str:
     from oomwatch.report.sanitize import clean
-    from oomwatch.units import format_duration
+    from oomwatch.units import format_span
 
     wanted = {
         "engine": silence.engine,
@@ -184,7 +184,7 @@ def _line(silence: Silence, now: float) -> str:
     what = [f"{name}={value}" for name, value in wanted.items() if value is not None]
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(silence.ends_at))
     left = silence.ends_at - now
-    when = f"until {until} (for {format_duration(left)})" if left > 0 else f"over since {until}"
+    when = f"until {until} (for {format_span(left)})" if left > 0 else f"over since {until}"
     parts = [
         silence.id,
         " ".join([*what, *silence.labels]) or "all incidents",

@@ -121,10 +121,11 @@ class Delivery:
                 begun = begun and row.attempts > 0
             self._condition.notify_all()
 
-    def enable(self) -> None:
-        """Try a receiver again that had disabled itself."""
+    def ask_again(self, row: OutboxRow) -> None:
+        """Try a message now, whatever pause was kept, and also if the receiver is disabled."""
         with self._condition:
             self._status = dataclasses.replace(self._status, disabled=None)
+            self._queue.ask_again(row, time.monotonic(), _incidents_of(row))
             self._condition.notify_all()
 
     def replace(self, old_id: str, row: OutboxRow | None) -> bool:
@@ -299,7 +300,7 @@ class Delivery:
             )
         self._report(failed)
         for row in failed:
-            _LOG.error("receiver %s: message %s failed: %s", self.name, row.id, row.reason)
+            _LOG.error("receiver %s: %s failed: %s", self.name, _named(row), row.reason)
 
     # ---------------------------------------------------------------- reminders
     def _is_to_refresh(self, sink: Sink | None, now: float) -> bool:
@@ -336,13 +337,12 @@ class Delivery:
         now = time.monotonic()
         match outcome:
             case Delivered():
-                what = row.incident_id or row.headline
-                _LOG.info("told %s: %s %s", self.name, row.kind, what)
+                _LOG.info("told %s: %s", self.name, _named(row))
                 if self._said_at > float("-inf"):
                     self._said_at = float("-inf")
                     _LOG.warning("receiver %s takes messages again", self.name)
             case Refused(reason, disable):
-                _LOG.error("receiver %s refused %s %s: %s", self.name, row.kind, row.id, reason)
+                _LOG.error("receiver %s refused %s: %s", self.name, _named(row), reason)
                 if disable:
                     _LOG.error(
                         "receiver %s is DISABLED, it wants no more messages; after it is set "
@@ -352,12 +352,23 @@ class Delivery:
             case Later(reason):
                 status = self.status
                 if status.failures_in_row < IN_TROUBLE:
-                    _LOG.info("receiver %s, attempt %d: %s", self.name, row.attempts, reason)
+                    _LOG.info(
+                        "receiver %s, attempt %d, %s: %s",
+                        self.name,
+                        row.attempts,
+                        _named(row),
+                        reason,
+                    )
                 elif now - self._said_at > _SAY_AGAIN_SECONDS:
                     self._said_at = now
                     _LOG.error(
                         "receiver %s FAILS, %d waiting: %s", self.name, status.waiting, reason
                     )
+
+
+def _named(row: OutboxRow) -> str:
+    """``opened inc-4f21 (msg-…)``: which message is meant, for the log."""
+    return f"{row.kind} {row.incident_id or row.headline} ({row.id})"
 
 
 def _incidents_of(row: OutboxRow) -> set[str]:

@@ -18,16 +18,23 @@ from oomwatch.records import OutboxRow, Silence
 _NOT_NEEDED: Final = Drop("not needed any more")
 _NEWER: Final = Drop("a newer message took its place")
 _FIRST_FAILED: Final = Drop("the first message about the incident failed")
+_ARRIVED: Final = Drop("it has arrived after all")
+QUIET_KINDS: Final = frozenset({"test", "undelivered"})
+"""Messages whose failure is told to nobody else."""
 _MOST_STEPS: Final = 3
 """Held at night and over in the morning: first it is told, then that it is over."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Change:
-    """The new form of a message; with `to_send` it is to be queued."""
+    """The new form of a message; with `to_send` it is to be queued.
+
+    `asked`: somebody wants it to be sent now.
+    """
 
     row: OutboxRow
     to_send: bool = False
+    asked: bool = False
 
 
 class Ledger:
@@ -57,9 +64,9 @@ class Ledger:
         return any(incident == incident_id for incident, _ in self._held)
 
     def is_unfinished(self, incident_id: str) -> bool:
-        """Whether the store says that something about an incident is still to be told."""
+        """Whether something about an incident is still to be told, or waits to be sent."""
         rows = self.outbox.of_incident(incident_id)
-        return any(row.state == "held" for row in rows)
+        return any(row.state in {"held", "waiting"} for row in rows)
 
     def due(self, now: float) -> set[str]:
         """Incidents of which something is held whose time has come."""
@@ -164,6 +171,28 @@ class Ledger:
             for row in self.outbox.of(first.incident_id, first.sink)
             if row.state == "waiting" and self._replace(first.sink, row.id, None)
         ]
+
+    def take_back(
+        self,
+        arrived: OutboxRow,
+        make: Callable[[OutboxRow, str, float], OutboxRow],
+        now: float,
+    ) -> list[Change]:
+        """Who was to be told that a message failed which has arrived is told of another one.
+
+        `make` makes the message about a failed one for a receiver; if none failed, it is let go.
+        """
+        changes = []
+        for told in self.outbox.undelivered(arrived.id):
+            lost = [
+                row
+                for row in self.outbox.in_state("failed", arrived.sink)
+                if row.kind not in QUIET_KINDS and row.changed_at >= told.created_at
+            ]
+            instead = make(lost[0], told.sink, told.created_at) if lost else None
+            if self._replace(told.sink, told.id, instead):
+                changes.append(self._put(instead or dropped(told, _ARRIVED, now)))
+        return changes
 
 
 def _ends(row: OutboxRow) -> list[object]:

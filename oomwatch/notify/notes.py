@@ -6,7 +6,7 @@ from typing import Final
 
 from oomwatch.notify.recurrence import Recurrence
 from oomwatch.report.locale import Language
-from oomwatch.units import format_duration
+from oomwatch.units import format_span
 
 _UNITS: Final = {"s": "秒", "min": "分钟", "h": "小时", "d": "天"}
 
@@ -15,35 +15,35 @@ def recurrence_note(again: Recurrence, lang: Language) -> str | None:
     """How often an incident has come back; None if it has not."""
     if again.count < 2:
         return None
-    times, span = again.count, _duration(max(again.span_seconds, 1.0), lang)
-    quiet = _duration(again.quiet_seconds, lang)
+    times, lasted = again.count, span(max(again.span_seconds, 1.0), lang)
+    quiet = span(again.quiet_seconds, lang)
     if lang == "zh":
         if again.flapping:
-            return f"反复出现：{span}内 {times} 次；持续不退或平静 {quiet}后会再通知。"
-        return f"再次出现：{span}内第 {times} 次。"
+            return f"反复出现：{lasted}内 {times} 次；持续不退或平静 {quiet}后会再通知。"
+        return f"再次出现：{lasted}内第 {times} 次。"
     if again.flapping:
         return (
-            f"It comes and goes, {times} times in {span}; you will hear of it again when it stays, "
-            f"or has been quiet for {quiet}."
+            f"It comes and goes, {times} times in {lasted}; you will hear of it again when it "
+            f"stays, or has been quiet for {quiet}."
         )
-    return f"It is back: {times} times in {span}."
+    return f"It is back: {times} times in {lasted}."
 
 
 def restarts_note(starts: int, window_seconds: float | None, lang: Language) -> str:
     """How often an engine was started lately that fails each time."""
     if lang == "zh":
-        span = f"{_duration(window_seconds, lang)}内" if window_seconds else "近来"
-        return f"引擎{span}启动了 {starts} 次，每次都失败。"
-    span = f" in {format_duration(window_seconds)}" if window_seconds else " lately"
-    return f"It was started {starts} times{span} and fails each time."
+        lasted = f"在 {span(window_seconds, lang)}内" if window_seconds else "近来"
+        return f"引擎{lasted}启动了 {starts} 次，每次都失败。"
+    lasted = f" in {span(window_seconds, lang)}" if window_seconds else " lately"
+    return f"It was started {starts} times{lasted} and fails each time."
 
 
 def escalated_note(incident_id: str, open_seconds: float, lang: Language) -> str:
     """That nobody looks after an incident, and how to say that somebody does."""
-    span, command = _duration(max(open_seconds, 0.0), lang), f"oomwatch notify ack {incident_id}"
+    lasted, command = span(max(open_seconds, 0.0), lang), f"oomwatch notify ack {incident_id}"
     if lang == "zh":
-        return f"已持续 {span}，无人确认。由您处理时请运行 `{command}`。"
-    return f"Open for {span}, and nobody has acknowledged it: `{command}` says that you do."
+        return f"已持续 {lasted}，无人确认。由您处理时请运行 `{command}`。"
+    return f"Open for {lasted}, and nobody has acknowledged it: `{command}` says that you do."
 
 
 def grouped_note(count: int, over: int, lang: Language) -> str:
@@ -66,9 +66,9 @@ def undelivered_note(sink: str, reason: str | None, lang: Language) -> str:
     )
 
 
-def _duration(seconds: float, lang: Language) -> str:
-    text = format_duration(seconds)
+def span(seconds: float, lang: Language) -> str:
+    """``1 min 36 s``, ``1 分钟 36 秒``."""
+    text = format_span(seconds)
     if lang == "en":
         return text
-    number, _, unit = text.partition(" ")
-    return f"{number} {_UNITS[unit]}"
+    return " ".join(_UNITS.get(word, word) for word in text.split(" "))

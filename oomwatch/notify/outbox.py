@@ -91,6 +91,16 @@ class Outbox:
                 change = row.change
         return Told(opened, resolved, failed, change, updates, held)
 
+    def undelivered(self, failed_id: str) -> list[OutboxRow]:
+        """What waits to be told of a message that failed."""
+        with self._lock:
+            rows = [self._rows[identity] for identity in self._alone]
+        return [
+            row
+            for row in rows
+            if (row.kind, row.state, row.change) == ("undelivered", "waiting", failed_id)
+        ]
+
     def first(self, incident_id: str, sink: str) -> OutboxRow | None:
         """The message that told a receiver of an incident, if it was sent."""
         rows = self.of(incident_id, sink)

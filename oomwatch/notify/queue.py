@@ -36,6 +36,8 @@ class _Waiting:
     stored: bool
     sealed: bool
     """Whether it may have been sent: then nothing about it may change."""
+    asked: bool = False
+    """Whether somebody wants it to be tried now."""
 
 
 class SinkQueue:
@@ -108,6 +110,13 @@ class SinkQueue:
             known.row, known.handed, known.stored = row, now, False
         return True
 
+    def ask_again(self, row: OutboxRow, now: float, incidents: Iterable[str] = ()) -> None:
+        """Somebody wants this one tried now: before others, and whatever pause was kept."""
+        self.add(row, now, incidents=incidents)
+        known = self._waiting[row.id]
+        known.expires = now + self.settings.give_up_after_seconds
+        known.asked, self._paused_until = True, 0.0
+
     def mark_stored(self, ids: Iterable[str]) -> None:
         """These are on disk now: they may be sent."""
         for identity in ids:
@@ -125,8 +134,8 @@ class SinkQueue:
         """One message to send, or several to be told as one; empty if none may go now."""
         if self._in_flight or now < max(self._paused_until, self._free_at):
             return ()
-        for one in self._heads(now):
-            if not self.groups or one.sealed or one.row.kind not in _GROUPED:
+        for one in sorted(self._heads(now), key=lambda one: not one.asked):
+            if not self.groups or one.sealed or one.asked or one.row.kind not in _GROUPED:
                 return self._begin((one.row,), now)
             if together := self._in_window(one, now):
                 return self._begin(together, now)
@@ -203,7 +212,10 @@ class SinkQueue:
         self.failures = 0
 
     def went_wrong(self, row: OutboxRow, now: float, asked_seconds: float | None) -> float:
-        """The attempt failed, `row` is its new form; the pause until the next one, in seconds."""
+        """The attempt failed, `row` is its new form; the pause until the next one, in seconds.
+
+        That is the pause of the receiver, where all that waits has to wait for it.
+        """
         self._in_flight = frozenset()
         self.failures += 1
         first = self.settings.retry_interval_seconds
@@ -217,8 +229,8 @@ class SinkQueue:
             self._paused_until = max(self._paused_until, now + trouble)
         known = self._waiting.get(row.id)
         if known is not None:
-            known.row, known.due, known.sealed = row, now + pause, True
-        return pause
+            known.row, known.due, known.sealed, known.asked = row, now + pause, True, False
+        return max(pause, self._paused_until - now)
 
     def let_go(self) -> None:
         """Nothing is being sent any more, and that says nothing about the receiver."""

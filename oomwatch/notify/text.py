@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from oomwatch.config.notify import SEVERITIES
+from oomwatch.notify.notes import span
 from oomwatch.notify.notice import IncidentNotice, Notice, RemedyNotice
 from oomwatch.notify.wording import words
 from oomwatch.records import EngineFacts
 from oomwatch.report import phrases
 from oomwatch.report.locale import Language
 from oomwatch.report.sanitize import clean
-from oomwatch.units import format_duration
 
 _SPAN: Final = " · "
 _MARK: Final = "- "
@@ -154,9 +154,9 @@ def when(incident: IncidentNotice, lang: Language) -> list[tuple[str, str]]:
     found = [(own["since"], phrases.local_time(incident.opened_at))]
     if incident.closed_at is not None:
         lasted = max(0.0, incident.closed_at - incident.opened_at)
-        found.append((own["lasted"], format_duration(lasted)))
+        found.append((own["lasted"], span(lasted, lang)))
     elif incident.eta_seconds is not None:
-        found.append((own["eta"], format_duration(incident.eta_seconds)))
+        found.append((own["eta"], span(incident.eta_seconds, lang)))
     return found
 
 

@@ -241,6 +241,56 @@ def test_a_lost_message_is_told_to_the_others_once_an_hour(running, configured):
     assert (status["a"].failed_total, status["b"].delivered_total) == (3, 4)
 
 
+def test_a_lost_message_is_told_in_the_language_of_who_is_told_also_once_it_is_over(
+    running, configured
+):
+    chinese = '[[notify.slack]]\nname = "zh"\nlang = "zh"\nurl_file = "/none"\n'
+    here = running(configured(chinese, a=""))
+    here.wait_for(lambda: here.receivers["a"] and here.receivers["zh"])
+    here.receivers["a"].answer = Later("not now")
+    here.notifier.save_incident(INCIDENT)
+    here.wait_for(lambda: any(row.attempts for row in here.rows() if row.sink == "a"))
+    here.notifier.save_incident(over())
+    here.told("zh", "opened", "resolved")
+    here.receivers["a"].answer = Refused("403")
+    here.write(lambda connection: ask_again(connection, None, time.time()))
+    here.wait_for(lambda: here.receivers["zh"].kinds[-1] == "undelivered")
+    notice, _ = here.receivers["zh"].sent[-1]
+    assert notice.incidents[0].headline == "KV 缓存持续占满"
+    assert "接收方 a 未收到此消息" in notice.note
+    here.wait_for(lambda: not here.notifier._views)
+
+
+def test_that_a_message_was_lost_is_not_told_once_it_has_arrived(running, configured):
+    here = running(configured(a="", b=""))
+    here.wait_for(lambda: here.receivers["a"] and here.receivers["b"])
+    here.receivers["a"].answer, here.receivers["b"].answer = Refused("403"), Later("not now", 900)
+    others = [
+        dataclasses.replace(INCIDENT, id=f"inc-{n}", fingerprint=f"e{n}/failure") for n in (1, 2)
+    ]
+    for incident in others:
+        here.notifier.save_incident(incident)
+
+    def failed():
+        return [row for row in here.rows() if row.state == "failed"]
+
+    def waits():
+        return [row for row in here.rows() if row.kind == "undelivered" and row.sink == "b"]
+
+    here.wait_for(lambda: len(failed()) == 2 and waits())
+    (undelivered,) = waits()
+    here.receivers["a"].answer = Delivered()
+    here.write(lambda connection: ask_again(connection, [undelivered.change], time.time()))
+    # The other one is lost still: that is told instead, under the same id.
+    here.wait_for(lambda: waits()[0].change != undelivered.change)
+    (instead,) = waits()
+    assert (instead.id, instead.state) == (undelivered.id, "waiting")
+    assert instead.change == failed()[0].id
+    here.write(lambda connection: ask_again(connection, [instead.change], time.time()))
+    here.wait_for(lambda: waits()[0].state == "dropped")
+    assert "undelivered" not in here.receivers["b"].kinds
+
+
 def test_what_follows_a_first_message_that_was_refused_is_not_sent(running, configured):
     here = running(configured(a=""))
     here.wait_for(lambda: here.receivers["a"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import time
 
 import pytest
@@ -144,10 +145,28 @@ def test_a_receiver_that_is_not_there_is_told_with_those_that_are():
 def test_the_list_says_what_waits_and_what_failed_and_why(store):
     lines = run(notify, "list", "--store", store).splitlines()
     assert [line.split("  ")[0] for line in lines] == [row.id for row in reversed(ROWS)]
-    assert "held for 2.5 h  quiet hours" in lines[1]
-    assert "waiting for 2.5 h  it answered 503" in lines[2]
+    assert re.search(r"held for 2 h \d+ min  quiet hours", lines[1])
+    assert re.search(r"waiting for 2 h \d+ min  it answered 503", lines[2])
     assert "oncall  opened  failed  after 3 attempt(s)  hooks.example answered 403" in lines[3]
     assert "inc-3fa90c The KV cache is too small" in lines[3]
+
+
+def test_the_list_says_until_when_what_waits_for_a_receiver_in_trouble(tmp_path):
+    """Not only until when the one waits that is tried."""
+    path = str(tmp_path / "trouble.db")
+    behind = dataclasses.replace(ROWS[1], id="msg-dd55", due_at=NOW - 5, attempts=0, reason=None)
+    elsewhere = dataclasses.replace(behind, id="msg-ee66", sink="oncall")
+    writer = StoreWriter(path, "gpu-1", interval_seconds=0.05)
+    writer.start()
+    writer.save_incident(INCIDENT, (ROWS[1], behind, elsewhere))
+    assert writer.flush(20)
+    assert writer.stop(20)
+    lines = run(notify, "list", "--waiting", "--store", path).splitlines()
+    (shown,) = (line for line in lines if "msg-dd55" in line)
+    assert re.search(r"waiting for 2 h \d+ min  the receiver is in trouble", shown)
+    found = json.loads(run(notify, "list", "--json", "--store", path))["messages"]
+    due = {row["id"]: row["due_at"] for row in found}
+    assert due["msg-dd55"] == due["msg-aa22"] != due["msg-ee66"]
 
 
 @pytest.mark.parametrize(

@@ -172,10 +172,24 @@ def test_a_receiver_that_is_gone_is_not_asked_again_until_it_is_enabled(deliver,
     reports.wait_until_settled("c")
     assert len(receiver.attempts) == 1
     receiver.fault = lambda: None
-    delivery.enable()
-    queue(delivery, row("d", "inc-4"))
+    delivery.ask_again(row("d", "inc-4"))
     reports.wait_until_settled("d")
     assert receiver.ids() == ["d"]
+
+
+def test_what_is_asked_for_is_tried_at_once_whatever_pause_is_kept(deliver, receiver):
+    """Not when the hour is over for which the receiver wanted to be left alone."""
+    answers = iter([429])
+    receiver.fault = lambda: next(answers, None)
+    receiver.retry_after = "3600"
+    delivery, reports = deliver()
+    queue(delivery, row("a"), row("b", "inc-2"))
+    reports.wait_for(lambda: reports.rows)
+    (waits,) = reports.rows
+    assert waits.due_at - time.time() > 3000
+    delivery.ask_again(row("b", "inc-2"))
+    reports.wait_until_settled("b")
+    assert receiver.ids() == ["b"]
 
 
 def test_a_pause_that_the_receiver_asks_for_holds_all_of_it(deliver, receiver):

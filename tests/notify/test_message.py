@@ -125,7 +125,7 @@ LOOP = Trigger("restart_loop", AT + 60, "chat-70b", values={"starts": 11, "windo
     ("lang", "says"),
     [
         ("en", "It was started 11 times in 15 min and fails each time. "),
-        ("zh", "引擎15 分钟内启动了 11 次，每次都失败。"),
+        ("zh", "引擎在 15 分钟内启动了 11 次，每次都失败。"),
     ],
 )
 def test_an_engine_that_is_started_again_and_again_is_told_as_such(lang, says):

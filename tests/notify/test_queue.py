@@ -68,6 +68,31 @@ def test_the_messages_of_an_incident_wait_for_each_other_and_others_do_not():
     assert queue.send(7) == "a2"
 
 
+def test_what_somebody_asks_for_goes_first_whatever_pause_is_kept():
+    queue = Queue(*(row(f"m{n}", f"inc-{n}") for n in range(6)))
+    for _ in range(3):
+        queue.send(0, well=False)
+    assert queue.ids(0.1) == []
+    queue.ask_again(row("m5", "inc-5"), 0.1)
+    assert queue.send(0.1, well=False) == "m5"
+    assert queue.ids(0.2) == []  # it is still in trouble
+
+
+def test_what_others_wait_for_is_tried_again_when_the_receiver_is():
+    """So that the time is right that people are told."""
+    queue = Queue(row("a"), row("b", "inc-2"))
+    (first,) = queue.take(0)
+    pause = queue.went_wrong(dataclasses.replace(first, attempts=1), 0, 600.0)
+    assert pause == 600
+    queue, now = Queue(*(row(f"m{n}", f"inc-{n}") for n in range(4))), 0.0
+    for _ in range(5):
+        while not (taken := queue.take(now)):
+            now += queue.wait_seconds(now)
+        (first,) = taken
+        pause = queue.went_wrong(dataclasses.replace(first, attempts=1), now, None)
+    assert pause > 60  # its own would be 5 s
+
+
 def test_what_is_not_about_an_incident_waits_for_nothing():
     queue = Queue(row("a"), row("x", None, "undelivered"))
     queue.send(0, well=False)
