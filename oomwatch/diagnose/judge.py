@@ -43,6 +43,7 @@ def diagnose(inputs: Inputs) -> Diagnosis:
     risks: list[Risk] = []
     newest_seen: set[str] = set()
     failed = False
+    is_watched = inputs.live or bool(inputs.exits)
     for facts in all_facts:
         base = facts.engine.id.partition("#")[0]
         newest = base not in newest_seen
@@ -56,7 +57,11 @@ def diagnose(inputs: Inputs) -> Diagnosis:
         if lead.risk:
             if newest:
                 risks += [_risk(f) for f in findings if f.risk]
-                later = [f for f in others if not f.risk and (f.strength > REQUEST or _is_stop(f))]
+                later = [
+                    f
+                    for f in others
+                    if not f.risk and (f.strength > REQUEST or (is_watched and _is_stop(f)))
+                ]
                 if later:
                     incidents.append(_incident(facts, later[0], [lead], inputs))
             continue
@@ -127,7 +132,10 @@ def find_all(facts: Facts) -> list[Finding]:
 
 
 def _is_stop(finding: Finding) -> bool:
-    """Whether the server was asked to stop: then its end is none of the risks it ran."""
+    """Whether the server was asked to stop: for who watches it, that is why it ended.
+
+    A log alone that ends so tells most by the risks it ran before.
+    """
     return finding.cause == "shutdown_requested"
 
 
