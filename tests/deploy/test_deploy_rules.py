@@ -321,6 +321,8 @@ def test_the_example_of_a_route():
     for labels, receiver in (
         (["alertname=OomwatchIncidentCritical", "severity=critical"], "inference-oncall"),
         (["alertname=OomwatchIncidentWarning", "severity=warning"], "inference-team"),
+        (["alertname=OomwatchIncident", "severity=critical", "host=gpu-1"], "inference-oncall"),
+        (["alertname=OomwatchTest", "severity=info"], "inference-team"),
         (["alertname=OomwatchSamplesLate", "severity=info"], "nobody"),
         (["alertname=Other", "severity=critical"], "nobody"),
     ):

@@ -28,6 +28,7 @@ def incident_labels(incident: IncidentNotice) -> dict[str, str]:
         "severity": incident.severity,
         "class": incident.incident_class,
         "cause": incident.cause,
+        "kind": incident.fingerprint.rpartition("/")[2],
         "host": incident.host,
         "engine_id": incident.engine_id,
         "engine": incident.engine,

@@ -123,6 +123,7 @@ def test_it_receives_an_alert_and_tells_it(alertmanager):
         "severity": "critical",
         "class": "long_context",
         "cause": "prefill_activation_peak",
+        "kind": "failure",
         "host": "gpu-07.example.com",
         "engine_id": "chat-70b",
         "engine": "vllm",
