@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "oomwatch"
 
-LEAVES = {"records", "units", "errors", "causes", "engines", "memory"}
+LEAVES = {"records", "units", "errors", "causes", "selection", "engines", "memory"}
 STAGES = {"sources", "store", "detect", "diagnose", "remedies", "report", "export"}
 # What a part may import, besides itself and the package's own version.
 ALLOWED = {
@@ -19,6 +19,7 @@ ALLOWED = {
     "units": set(),
     "errors": set(),
     "causes": {"records"},
+    "selection": {"records"},
     "engines": {"records", "units", "errors", "causes"},
     "memory": {"records", "units", "errors", "engines"},
     "demo": set(),

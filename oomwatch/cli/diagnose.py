@@ -289,6 +289,7 @@ def render(diagnosis: Diagnosis, fmt: str, given: dict[str, Any]) -> str:
         lang=language,
         verbose=bool(given.get("verbose")),
         quiet=bool(given.get("quiet")),
+        printer=given.get("printer", "--format args"),
     )
 
 

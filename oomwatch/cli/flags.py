@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from oomwatch.cli.stored import find_incident, opened, store_option
@@ -14,8 +16,11 @@ Examples:
   vllm serve MODEL $(oomwatch flags)     the flags after your own: the last one counts
 
 \b
-args prints the changed flags only; compose, k8s and python print the setting they
-belong to. Exit status: 0 printed, 3 there is no flag or variable to print.
+What is printed is set together: of the numbered steps of the report the first that is
+predicted to be enough alone; where none is known to be, the first with up to two that
+combine with it. On a terminal stderr says which. args prints the changed flags only;
+compose, k8s and python print the setting they belong to.
+Exit status: 0 printed, 3 there is no flag or variable to print.
 """
 
 
@@ -54,3 +59,9 @@ def command(incident: str | None, fmt: str, store: str | None) -> None:
             f"see `oomwatch incidents show {stored.id}`"
         )
     click.echo(text.rstrip("\n"))
+    if sys.stdout.isatty():
+        from oomwatch.report.locale import catalogue
+        from oomwatch.report.phrases import printed_steps
+
+        shown = f"oomwatch incidents show {stored.id}"
+        click.echo(f"{shown}: {printed_steps(top.remedies, 'this', catalogue('en'))}", err=True)

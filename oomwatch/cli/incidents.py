@@ -112,6 +112,7 @@ def show(incident: str | None, fmt: str, lang: str, store: str | None) -> None:
         click.echo("not diagnosed yet")
         return
     options: dict[str, Any] = {"lang": lang, "color": "auto" if sys.stdout.isatty() else "never"}
+    options["printer"] = f"`oomwatch flags {stored.id}`"
     click.echo(render(from_json(stored.diagnosis), fmt, options), color=True)
 
 

@@ -18,30 +18,9 @@ from oomwatch.engines import flags, secrets, shell
 from oomwatch.engines.commandline import ServerCommand, parse_command, rebuilt_words
 from oomwatch.errors import UsageError
 from oomwatch.records import EngineFacts, Remedy
+from oomwatch.selection import set_together
 
 FORMATS: Final = ("args", "env", "compose", "k8s", "python")
-
-_AT_ONCE: Final = 3
-# Steps that cost much or replace each other: taken only as the best one, not on top of it.
-_ALONE: Final = frozenset(
-    [
-        "cpu-offload",
-        "drop-block-override",
-        "fix-kv-bytes",
-        "fp8-kv-cache",
-        "language-model-only",
-        "max-split-size",
-        "more-ranks",
-        "no-cuda-graphs",
-        "nccl-cumem-off",
-        "nccl-without-shm",
-        "no-speculation",
-        "quantize-online",
-        "shorter-context",
-        "tensor-instead-of-pipeline",
-        "v1-model-runner",
-    ]
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,21 +37,8 @@ class Changes:
 
 
 def combined(remedies: Sequence[Remedy]) -> Changes:
-    """The first remedy in settings that is enough alone; else the first, and what goes with it."""
-    able = [remedy for remedy in remedies if remedy.set or remedy.unset or remedy.env]
-    enough = [remedy for remedy in able if remedy.enough]
-    chosen = enough[:1] or able[:1]
-    for remedy in [] if enough else able[1:]:
-        fits = remedy.id not in _ALONE and remedy.direction == chosen[0].direction
-        taken = {flag for other in chosen for flag in (*other.set, *other.unset, *other.env)}
-        if (
-            fits
-            and not taken & {*remedy.set, *remedy.unset, *remedy.env}
-            and len(chosen) < _AT_ONCE
-        ):
-            chosen.append(remedy)
-    if any({"--kv-cache-memory-bytes", "--num-gpu-blocks-override"} & {*r.set} for r in chosen):
-        chosen = [r for r in chosen if r.id not in ("lower-memory-share", "raise-memory-share")]
+    """The settings of the remedies that are set together."""
+    chosen = set_together(remedies)
     return Changes(
         set={flag: value for remedy in chosen for flag, value in remedy.set.items()},
         unset=tuple(dict.fromkeys(flag for remedy in chosen for flag in remedy.unset)),

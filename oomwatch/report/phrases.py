@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from oomwatch.causes import HOST_CAUSES
@@ -21,6 +21,7 @@ from oomwatch.records import (
 )
 from oomwatch.report.locale import Language
 from oomwatch.report.sanitize import clean
+from oomwatch.selection import set_together
 from oomwatch.units import format_bytes, format_count, format_duration
 
 _NARROW: Final = 0.02
@@ -207,6 +208,17 @@ def _where_to(item: Effect) -> str:
     if before is None or after is None or before == after:
         return "effect.freed"
     return "effect.to_kv" if after > before else "effect.left"
+
+
+def printed_steps(remedies: Sequence[Remedy], printer: str, texts: Mapping[str, str]) -> str:
+    """That the steps are alternatives, and which of them `printer` prints."""
+    chosen = {id(remedy) for remedy in set_together(remedies)}
+    steps = [str(rank) for rank, remedy in enumerate(remedies, 1) if id(remedy) in chosen]
+    if not steps:
+        return texts["several"]
+    key = "several.one" if len(steps) == 1 else "several.together"
+    last = texts["and"].join(filter(None, (texts["comma"].join(steps[:-1]), steps[-1])))
+    return texts[key].format(printer=printer, steps=last)
 
 
 def remedy_title(remedy: Remedy, lang: Language) -> str:

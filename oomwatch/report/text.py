@@ -52,22 +52,26 @@ def render_text(
     lang: Language = "en",
     verbose: bool = False,
     quiet: bool = False,
+    printer: str = "--format args",
 ) -> str:
     """The report as text that ends in a line feed; escape sequences only for colours, if on.
 
     `quiet` leaves the verdict, the sentence, the first remedy and what could not be read;
-    `verbose` adds what was cut, the less likely causes and every source.
+    `verbose` adds what was cut, the less likely causes and every source. `printer` is what prints
+    the flags of this diagnosis alone.
     """
-    return _Report(diagnosis, Sheet(width, color=color), lang, verbose=verbose).render(quiet=quiet)
+    sheet = Sheet(width, color=color)
+    return _Report(diagnosis, sheet, lang, printer, verbose=verbose).render(quiet=quiet)
 
 
 class _Report:
     def __init__(
-        self, diagnosis: Diagnosis, sheet: Sheet, lang: Language, *, verbose: bool
+        self, diagnosis: Diagnosis, sheet: Sheet, lang: Language, printer: str, *, verbose: bool
     ) -> None:
         self.diagnosis = diagnosis
         self.sheet = sheet
         self.lang = lang
+        self.printer = printer
         self.texts: Mapping[str, str] = catalogue(lang)
         self.verbose = verbose
 
@@ -185,7 +189,8 @@ class _Report:
             return
         self._title("remedies")
         if len(remedies) > 1:
-            self.sheet.text(self.texts["several"], "dim", indent=2)
+            told = phrases.printed_steps(remedies, self.printer, self.texts)
+            self.sheet.text(told, "dim", indent=2)
         shown = remedies if self.verbose else remedies[:_REMEDIES_SHOWN]
         column = len(f"{len(shown)}. ")
         for rank, remedy in enumerate(shown, 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -239,3 +240,14 @@ def test_the_line_says_what_the_diagnosis_says(stored):
     first, second = CliRunner().invoke(cli, ["incidents", "--store", path]).output.splitlines()
     assert "it failed at bbb222" in first
     assert second.endswith("prefill_activation_peak  a long prompt needed 2 GiB")
+
+
+def test_the_report_of_an_incident_names_the_command_that_prints_its_flags(stored):
+    told = diagnosis()
+    (only,) = told.incidents
+    steps = (*only.remedies, Remedy("up", "Upgrade", "other", "why", "none", action="Upgrade."))
+    told = dataclasses.replace(told, incidents=(dataclasses.replace(only, remedies=steps),))
+    path = stored(incident("aaa111", AT, diagnosis=to_json(told)))
+    output = run("show", "--store", path).output
+    assert "`oomwatch flags inc-aaa111` prints step 1." in " ".join(output.split())
+    assert "--format args" not in output

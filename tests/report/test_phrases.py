@@ -113,3 +113,22 @@ def test_the_doubt_about_a_flag_is_said_once() -> None:
         phrases.validity(step, TEXTS, verbose=False)
         == "not verified for the running version: who knows"
     )
+
+
+def step(name: str, **changes: object) -> Remedy:
+    return Remedy(name, name, "less_kv", "why", "cost", **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("enough", "told"),
+    [
+        ((None, None, None), "prints steps 2, 3 and 4 together, for none is known to be enough"),
+        ((None, True, None), "prints step 3."),
+    ],
+)
+def test_the_steps_that_are_printed_are_named(enough: tuple[bool | None, ...], told: str) -> None:
+    names = ("--max-num-batched-tokens", "--max-num-seqs", "--gpu-memory-utilization")
+    steps = [step("upgrade", action="Upgrade.")]
+    steps += [step(n, set={n: "1"}, enough=e) for n, e in zip(names, enough, strict=True)]
+    assert told in phrases.printed_steps(steps, "--format args", TEXTS)
+    assert phrases.printed_steps(steps[:1] * 2, "x", TEXTS) == "Alternatives, the best first."

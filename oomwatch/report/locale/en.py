@@ -27,7 +27,12 @@ TEXTS: Final = {
     "memory": "Memory",
     "evidence": "Evidence",
     "remedies": "What to do",
-    "several": "Alternatives, the best first; --format args prints what to change first.",
+    "several": "Alternatives, the best first.",
+    "several.one": "Alternatives, the best first; {printer} prints step {steps}.",
+    "several.together": "Alternatives, the best first; {printer} prints steps {steps} together, "
+    "for none is known to be enough alone.",
+    "comma": ", ",
+    "and": " and ",
     "alternatives": "Less likely",
     "unseen": "Not seen, and would settle it",
     "advice": "Wrong in your own flags",

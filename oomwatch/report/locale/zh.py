@@ -24,7 +24,12 @@ TEXTS: Final = {
     "memory": "显存",
     "evidence": "证据",
     "remedies": "处理办法",
-    "several": "各项任选其一，最好的排在最前；--format args 输出应采用的参数。",
+    "several": "各项任选其一，最好的排在最前。",
+    "several.one": "各项任选其一，最好的排在最前；{printer} 输出第 {steps} 项。",
+    "several.together": "各项任选其一，最好的排在最前；"
+    "没有哪一项确定单独足够，因此 {printer} 一并输出第 {steps} 项。",
+    "comma": "、",
+    "and": "、",
     "alternatives": "可能性较低的原因",
     "unseen": "未能看到、但足以定论的信息",
     "advice": "现有参数中的错误",
