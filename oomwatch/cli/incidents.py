@@ -14,6 +14,7 @@ from oomwatch.cli.stored import find_incident, opened, store_option
 
 if TYPE_CHECKING:
     from oomwatch.records import StoredIncident
+    from oomwatch.store.silences import Acknowledgement
 
 EXAMPLES = """\b
 Examples:
@@ -54,6 +55,7 @@ def list_(  # noqa: PLR0917 - as many as there are options
     from oomwatch.cli.diagnose import parse_time
     from oomwatch.report.sanitize import clean
     from oomwatch.store.incidents import list_incidents
+    from oomwatch.store.silences import read_acknowledgements
 
     begin = parse_time(since, time.time())
     with opened(store) as connection:
@@ -64,14 +66,16 @@ def list_(  # noqa: PLR0917 - as many as there are options
             since=begin,
             limit=limit,
         )
+        known = read_acknowledgements(connection, [incident.id for incident in found])
     if as_json:
-        click.echo(json.dumps([_summary(i) for i in found], ensure_ascii=False, indent=2))
+        rows = [_summary(incident, known.get(incident.id)) for incident in found]
+        click.echo(json.dumps(rows, ensure_ascii=False, indent=2))
         return
     if not found:
         click.echo("no incidents")
     width = shutil.get_terminal_size((100, 24)).columns
     for incident in found:
-        click.echo(clean(_line(incident), max(60, width)))
+        click.echo(clean(_line(incident, known.get(incident.id)), max(60, width)))
 
 
 @command.command("show", epilog="\b\nExamples:\n  oomwatch incidents show 3fa9 --format markdown")
@@ -91,18 +95,22 @@ def show(incident: str | None, fmt: str, lang: str, store: str | None) -> None:
     from oomwatch.cli.diagnose import render
     from oomwatch.report.json_read import from_json
     from oomwatch.report.sanitize import clean
+    from oomwatch.store.silences import read_acknowledgements
 
     with opened(store) as connection:
         stored = find_incident(connection, incident)
+        known = read_acknowledgements(connection, [stored.id]).get(stored.id)
     if fmt == "json":
-        whole = {**_summary(stored), "diagnosis": stored.diagnosis}
+        whole = {**_summary(stored, known), "diagnosis": stored.diagnosis}
         click.echo(json.dumps(whole, ensure_ascii=False, indent=2))
         return
     if fmt == "text":
-        click.echo(clean(_line(stored), 400))
+        click.echo(clean(_line(stored, None), 400))
         for trigger in stored.triggers[:20]:
             text = f"  {_local(trigger.at)}  {trigger.kind}: {trigger.text or ''}"
             click.echo(clean(text, 400))
+        if known is not None:
+            click.echo(clean(f"  {_local(known.at)}  {_looked_after(known)}", 400))
         resolution = (stored.diagnosis or {}).get("resolution")
         if resolution:
             changed = "with other flags" if resolution.get("command_changed") else "unchanged"
@@ -179,24 +187,38 @@ def _sentence(incident: StoredIncident) -> str:
     return next((trigger.text for trigger in incident.triggers if trigger.text), "")
 
 
-def _line(incident: StoredIncident) -> str:
+def _line(incident: StoredIncident, known: Acknowledgement | None) -> str:
+    looked_after = "" if known is None else f"[{_looked_after(known)}]  "
     return (
         f"{incident.id}  {_local(incident.opened_at)}  {incident.state:6}  "
-        f"{incident.engine_id or '-':12}  {cause_of(incident)}  {_sentence(incident)}"
+        f"{incident.engine_id or '-':12}  {cause_of(incident)}  {looked_after}{_sentence(incident)}"
     )
 
 
-def _summary(incident: StoredIncident) -> dict[str, Any]:
+def _looked_after(known: Acknowledgement) -> str:
+    return f"acknowledged by {known.author}" if known.author else "acknowledged"
+
+
+def _summary(incident: StoredIncident, known: Acknowledgement | None) -> dict[str, Any]:
+    from oomwatch.notify.message import incident_notice
     from oomwatch.report.sanitize import clean
 
     def shown(text: str | None) -> str | None:
         return None if text is None else clean(text)
 
+    told = incident_notice(incident, labels={}, runbook_base="")
     return {
         "id": incident.id,
         "state": incident.state,
+        "severity": told.severity,
+        "headline": told.headline,
         "opened_at": incident.opened_at,
+        "opened_at_iso": _iso(incident.opened_at),
         "closed_at": incident.closed_at,
+        "closed_at_iso": _iso(incident.closed_at),
+        "acknowledged": None
+        if known is None
+        else {"at": known.at, "at_iso": _iso(known.at), "by": shown(known.author)},
         "engine": shown(incident.engine_id),
         "host": shown(incident.host),
         "cause": clean(cause_of(incident)),
@@ -211,6 +233,12 @@ def _summary(incident: StoredIncident) -> dict[str, Any]:
             for trigger in incident.triggers
         ],
     }
+
+
+def _iso(at: float | None) -> str | None:
+    from oomwatch.units import format_rfc3339
+
+    return None if at is None else format_rfc3339(at)
 
 
 def _local(at: float | None) -> str:

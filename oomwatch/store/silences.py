@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, Row, delete, func, select, update
 
 from oomwatch.records import Silence
 from oomwatch.store import schema
@@ -14,6 +16,8 @@ from oomwatch.store.control import changed
 from oomwatch.store.dictionary import plain
 from oomwatch.store.inserts import upsert
 from oomwatch.store.rows import to_json, to_ms
+
+_LOG = logging.getLogger(__name__)
 
 MATCHERS: Final = ("engine", "host", "incident_class", "cause", "labels")
 _KEPT_SECONDS: Final = 7 * 86_400
@@ -51,8 +55,21 @@ def read_silences(connection: Connection, since: float = 0.0) -> tuple[Silence, 
     """Silences that end after a time, the first to end first."""
     table = schema.silence
     query = select(table).where(table.c.ends_ms > to_ms(since)).order_by(table.c.ends_ms)
-    return tuple(
-        Silence(
+    return tuple(_readable(connection.execute(query).all()))
+
+
+def _readable(rows: Sequence[Row[Any]]) -> Iterator[Silence]:
+    """Those whose matchers are understood; the others silence nothing rather than too much."""
+    for row in rows:
+        matchers = _matchers(row.matchers)
+        if matchers is None:
+            _LOG.warning(
+                "silence %s cannot be understood and silences nothing: its matchers are "
+                "damaged, or of a newer oomwatch",
+                row.id,
+            )
+            continue
+        yield Silence(
             id=row.id,
             starts_at=row.starts_ms / 1000,
             ends_at=row.ends_ms / 1000,
@@ -60,19 +77,22 @@ def read_silences(connection: Connection, since: float = 0.0) -> tuple[Silence, 
             author=row.author,
             **matchers,
         )
-        for row in connection.execute(query)
-        if (matchers := _matchers(row.matchers)) is not None
-    )
 
 
 def _matchers(text: str) -> dict[str, Any] | None:
-    """What a silence is about; None if that cannot be told: then it silences nothing."""
+    """What a silence is about; None if that cannot be told."""
     try:
-        stored: dict[str, Any] = json.loads(text)
-        given = {**stored, "labels": tuple(stored.get("labels", ()))}
-    except (ValueError, TypeError, AttributeError):
+        given = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
         return None
-    return given if given.keys() <= set(MATCHERS) else None
+    if not isinstance(given, dict) or not given.keys() <= set(MATCHERS):
+        return None
+    labels = given.pop("labels", [])
+    if not isinstance(labels, list) or not all(
+        isinstance(value, str) for value in (*labels, *given.values())
+    ):
+        return None
+    return {**given, "labels": tuple(labels)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,6 +123,16 @@ def read_acknowledged(connection: Connection) -> frozenset[str]:
         .where(incident.state == "open")
     )
     return frozenset(connection.scalars(query))
+
+
+def read_acknowledgements(
+    connection: Connection, incident_ids: Sequence[str]
+) -> Mapping[str, Acknowledgement]:
+    """Who looks after these incidents, by id; those that nobody does are left out."""
+    table = schema.acknowledgement
+    query = select(table).where(table.c.incident_id.in_(incident_ids))
+    rows = connection.execute(query).all()
+    return {r.incident_id: Acknowledgement(r.incident_id, r.at_ms / 1000, r.author) for r in rows}
 
 
 def prune_silences(connection: Connection, now_ms: int) -> int:

@@ -133,8 +133,13 @@ def test_json_has_its_keys(stored):
     assert row == {
         "id": "inc-aaa111",
         "state": "open",
+        "severity": "critical",
+        "headline": "A long prefill needed more activation memory than was left",
         "opened_at": AT,
+        "opened_at_iso": "2025-11-29T07:06:40.000Z",
         "closed_at": None,
+        "closed_at_iso": None,
+        "acknowledged": None,
         "engine": "vllm-0",
         "host": "gpu-box",
         "cause": "prefill_activation_peak",
@@ -251,3 +256,20 @@ def test_the_report_of_an_incident_names_the_command_that_prints_its_flags(store
     output = run("show", "--store", path).output
     assert "`oomwatch flags inc-aaa111` prints step 1." in " ".join(output.split())
     assert "--format args" not in output
+
+
+def test_who_looks_after_an_incident_is_said(stored):
+    path = stored(incident("aaa111", AT), incident("bbb222", AT + 60))
+    acknowledged = CliRunner().invoke(
+        cli, ["notify", "ack", "aaa111", "--by", "ann", "--store", path]
+    )
+    assert acknowledged.exit_code == 0, acknowledged.output
+    newest, oldest = run("list", "--store", path).output.splitlines()
+    assert "[acknowledged by ann]" in oldest
+    assert "acknowledged" not in newest
+    assert "acknowledged by ann" in run("show", "aaa111", "--store", path).output
+    rows = json.loads(run("list", "--json", "--store", path).output)
+    by = [row["acknowledged"] and row["acknowledged"]["by"] for row in rows]
+    assert by == [None, "ann"]
+    whole = json.loads(run("show", "aaa111", "--format", "json", "--store", path).output)
+    assert whole["acknowledged"] == rows[1]["acknowledged"]
