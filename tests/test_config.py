@@ -543,6 +543,21 @@ def test_a_secret_that_cannot_be_read(tmp_path, content, expected):
     assert str(caught.value).startswith("store.url_file: ")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_a_secret_that_may_not_be_read_says_by_whom_and_what_helps(tmp_path):
+    path = tmp_path / "slack-url"
+    path.write_text("s3cret")
+    path.chmod(0o600)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(ConfigError) as caught:
+            read_secret(str(path), "url_file of receiver a")
+    finally:
+        os.seteuid(0)
+    assert re.search(r"slack-url may not be read by the user (nobody|65534); ", str(caught.value))
+    assert f"LoadCredential=slack-url:{path}, and write slack-url here" in str(caught.value)
+
+
 def test_a_headers_file_that_is_none(load, tmp_path):
     (tmp_path / "h").write_text("Bearer s3cret\n")
     text = f'[[engine]]\nname = "a"\nport = 1\nheaders_file = "{tmp_path}/h"'
@@ -770,7 +785,9 @@ def test_show_as_json(tmp_path):
 @pytest.mark.parametrize(
     ("text", "flags", "status", "expected"),
     [
-        ("", (), 0, "right"),
+        ("", (), 0, "own.toml: right\n"),
+        ("[agent]\nx = 1", (), 0, "own.toml: right, with 1 warning\n"),
+        ("[agent]\nx = 1\ny = 2", (), 0, "right, with 2 warnings\n"),
         ("[agent]\nx = 1", (), 0, "warning: "),
         ("[agent]\nx = 1", ("--strict",), 2, "agent.x is not known"),
         ("[agent]\nsampling_interval = 1\nburst_hold = 2", (), 2, "agent.burst_hold needs a unit"),
@@ -783,6 +800,50 @@ def test_show_as_json(tmp_path):
             0,
             "warning: url_file of receiver a",
         ),
+        (
+            '[[notify.slack]]\nname="a"\nenabled = false\ncauses = ["kv_saturatoin"]',
+            (),
+            0,
+            "warning: causes of receiver a: there is no cause 'kv_saturatoin'; did you mean "
+            "kv_saturation?",
+        ),
+        (
+            '[[notify.slack]]\nname="a"\ncauses = ["kv_saturatoin"]',
+            ("--strict",),
+            2,
+            "oomwatch: causes of receiver a: there is no cause",
+        ),
+        (
+            '[notify]\nrunbook_url = "https://w/{host}/{cause}"',
+            (),
+            2,
+            "notify.runbook_url has {host} in it: only {cause} is filled in",
+        ),
+        ('[export]\nusers_file = "/no/u"', (), 0, "warning: export.users_file: /no/u cannot be"),
+        (
+            '[export]\ntls_certificate_file = "/no/c"\ntls_key_file = "/no/k"',
+            (),
+            0,
+            "warning: export.tls_certificate_file, export.tls_key_file: no such file",
+        ),
+        (
+            '[export.otlp]\nenabled = true\nheaders_file = "/no/h"',
+            (),
+            0,
+            "warning: export.otlp.headers_file: /no/h cannot be read",
+        ),
+        (
+            '[export]\ntextfile = "/no/folder/oomwatch.prom"',
+            (),
+            0,
+            "warning: export.textfile: there is no folder /no/folder",
+        ),
+        (
+            '[export]\nlisten = ["0.0.0.0:20666", "127.0.0.1:1", "unix:/run/m.sock"]',
+            (),
+            0,
+            "warning: export.listen: whoever reaches 0.0.0.0:20666 can read the metrics",
+        ),
     ],
 )
 def test_check(tmp_path, text, flags, status, expected):
@@ -794,7 +855,24 @@ def test_check(tmp_path, text, flags, status, expected):
     assert "Traceback" not in done.stderr
     as_json = run("check", "--config", str(path), *flags, "--json")
     assert as_json.returncode == status
-    assert json.loads(as_json.stdout)["valid"] is (status == 0)
+    document = json.loads(as_json.stdout)
+    assert document["valid"] is (status == 0)
+    assert len(document["warnings"]) == done.stderr.count("warning: ")
+
+
+def test_check_finds_secrets_that_everybody_may_read(tmp_path):
+    secret = tmp_path / "url"
+    secret.write_text("https://h.example/s3cret\n")
+    path = tmp_path / "own.toml"
+    path.write_text(f'[[notify.webhook]]\nname = "hook"\nurl_file = "{secret}"\n')
+    secret.chmod(0o644)
+    done = run("check", "--config", str(path))
+    assert f"notify.webhook.0 (hook).url_file: everybody on this host can read {secret}" in (
+        done.stderr
+    )
+    assert "s3cret" not in done.stderr
+    secret.chmod(0o640)
+    assert "everybody" not in run("check", "--config", str(path)).stderr
 
 
 def test_default_is_the_example_file():

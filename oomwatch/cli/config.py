@@ -62,30 +62,43 @@ def show(path: str | None, as_json: bool) -> None:
     epilog="\b\nExamples:\n  oomwatch config check\n  oomwatch config check --config new.toml"
 )
 @_file
-@click.option("--strict", is_flag=True, help="A key that is not known is a mistake.")
+@click.option("--strict", is_flag=True, help="A key or cause that is not known is a mistake.")
 @_json
 @click.pass_context
 def check(ctx: click.Context, path: str | None, strict: bool, as_json: bool) -> None:
-    """Say whether the configuration is right: status 0, or 2 and every mistake."""
+    """Say whether the configuration is right: status 0, or 2 and every mistake.
+
+    What it names is looked at too: secrets, certificates, folders. The service may have other
+    rights than you; that it cannot read something is a warning.
+    """
     from oomwatch.cli import print_error
     from oomwatch.config import ConfigError, load_config
 
     loaded: Loaded | None = None
     problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     try:
         loaded = load_config(path, strict=strict)
     except ConfigError as error:
         problems = error.problems
-    warnings = (*loaded.warnings, *_secret_problems(loaded)) if loaded else ()
+    else:
+        from oomwatch.cli.config_findings import findings, unknown_causes
+
+        unknown = tuple(unknown_causes(loaded.config))
+        problems = unknown if strict else ()
+        warnings = (*loaded.warnings, *(() if strict else unknown), *findings(loaded.config))
     if as_json:
-        _print_json({**_head(loaded), "valid": not problems, "errors": problems})
+        head = {**_head(loaded), "warnings": warnings}
+        _print_json({**head, "valid": not problems, "errors": problems})
     else:
         for problem in problems:
             print_error(problem)
         for warning in warnings:
             print_error(f"warning: {warning}")
-        if loaded:
-            click.echo(f"{loaded.path or 'no file, all defaults'}: right")
+        if loaded and not problems:
+            count = len(warnings)
+            but = f", with {count} warning{'s' * (count > 1)}" if count else ""
+            click.echo(f"{loaded.path or 'no file, all defaults'}: right{but}")
     if problems:
         ctx.exit(2)
 
@@ -104,33 +117,6 @@ def default(as_json: bool) -> None:
     config = Config()
     origins = {dotted(path): Origin("default") for path, _, _ in in_force(config)}
     _print_json({**_head(None), "settings": merged_json(config, origins)})
-
-
-def _secret_problems(loaded: Loaded) -> list[str]:
-    """Secrets that cannot be read from here; the service may be able to."""
-    from oomwatch.config import ConfigError
-    from oomwatch.config.secrets import engine_headers, store_address
-
-    problems: list[str] = []
-    try:
-        store_address(loaded.config)
-    except ConfigError as error:
-        problems.extend(error.problems)
-    for engine in loaded.config.engines:
-        try:
-            engine_headers(engine)
-        except ConfigError as error:
-            problems.extend(error.problems)
-    receivers = [sink for sink in loaded.config.notify.sinks if sink.enabled]
-    if receivers:
-        from oomwatch.notify.sinks import make_sink
-
-        for sink in receivers:
-            try:
-                make_sink(sink)
-            except ConfigError as error:
-                problems.extend(error.problems)
-    return problems
 
 
 def _head(loaded: Loaded | None) -> dict[str, Any]:

@@ -53,6 +53,11 @@ class Layers:
     errors: list[str] = dataclasses.field(default_factory=list)
     warnings: list[str] = dataclasses.field(default_factory=list)
 
+    def called(self, path: KeyPath) -> str:
+        """A path for a message."""
+        given = self.settings.items()
+        return called(path, {one: setting.value for one, setting in given if one[-1] == "name"})
+
 
 def parse_toml(data: bytes, path: Path) -> dict[str, Any] | str:
     """The tables of a file, or one line that says where it is no TOML."""
@@ -97,7 +102,7 @@ def _flatten(
         here = (*path, name)
         member = known.get(name)
         if member is None:
-            layers.unknown.append(f"{origin}: {called(layers, here)} is not known{suggest(here)}")
+            layers.unknown.append(f"{origin}: {layers.called(here)} is not known{suggest(here)}")
         elif isinstance(member, Key):
             layers.settings[here] = Setting(value, origin)
         elif member.repeated:
@@ -186,16 +191,16 @@ def dotted(path: KeyPath) -> str:
     return ".".join(path)
 
 
-def called(layers: Layers, path: KeyPath) -> str:
+def called(path: KeyPath, names: Mapping[KeyPath, object]) -> str:
     """A path for a message: tables of which there are several go by their names too.
 
-    ``notify.slack.6 (oncall).channel``
+    ``notify.slack.6 (oncall).channel``; `names` are the values of their keys ``name``, by path.
     """
     parts = list(path)
     for end, part in enumerate(path, 1):
-        setting = layers.settings.get((*path[:end], "name"))
-        if part.isdigit() and setting is not None and _PLAIN.fullmatch(str(setting.value)):
-            parts[end - 1] = f"{part} ({setting.value})"
+        name = str(names.get((*path[:end], "name"), ""))
+        if part.isdigit() and _PLAIN.fullmatch(name):
+            parts[end - 1] = f"{part} ({name})"
     return dotted(tuple(parts))
 
 

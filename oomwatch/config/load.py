@@ -17,7 +17,6 @@ from oomwatch.config.layers import (
     add_environment,
     add_file,
     add_overrides,
-    called,
     dotted,
     parse_toml,
 )
@@ -149,7 +148,7 @@ def _build(layers: Layers, cls: type[Any], path: KeyPath, origins: dict[str, Ori
         for name, problem in section.problems():
             full = (*path, *name.split("."))
             blamed = _blamed(origins, dotted(full), dotted(path))
-            layers.errors.append(f"{blamed}{called(layers, full)} {problem}")
+            layers.errors.append(f"{blamed}{layers.called(full)} {problem}")
     return section
 
 
@@ -174,11 +173,11 @@ def _read(layers: Layers, key: Key, path: KeyPath, origins: dict[str, Origin]) -
     try:
         value = key.kind.read(setting.value, text=setting.text)
     except ValueError as error:
-        layers.errors.append(f"{setting.origin}: {called(layers, path)} {error}")
+        layers.errors.append(f"{setting.origin}: {layers.called(path)} {error}")
         return key.default
     if setting.origin.layer == "file" and _is_inline_secret(key, value):
         layers.warnings.append(
-            f"{setting.origin}: {called(layers, path)} holds a secret that all can read who can "
+            f"{setting.origin}: {layers.called(path)} holds a secret that all can read who can "
             f"read this file; put it into a file of its own{_instead(key.name)}"
         )
     return value

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
+from typing import Final
 
 from oomwatch.config.fields import Problem, sections
 from oomwatch.config.notify import NotifySettings, SinkConfig
@@ -17,6 +19,8 @@ from oomwatch.config.sinks import (
     SlackConfig,
     WebhookConfig,
 )
+
+_OTHER_PLACE: Final = re.compile(r"\{(?!cause\})[^{}]*\}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,7 +43,10 @@ class NotifyConfig(NotifySettings):
         return tuple(sink for kind in SINKS for sink in getattr(self, kind))
 
     def problems(self) -> Iterator[Problem]:
-        """Receivers are told apart by name."""
+        """Receivers are told apart by name; the place of a runbook is that of its cause."""
+        if self.runbook_url is not None:
+            for other in _OTHER_PLACE.findall(self.runbook_url):
+                yield "runbook_url", f"has {other} in it: only {{cause}} is filled in"
         taken: set[str] = set()
         for kind in SINKS:
             for index, sink in enumerate(getattr(self, kind)):

@@ -29,6 +29,8 @@ def read_secret(name: str, key: str, environ: Mapping[str, str] | None = None) -
     try:
         with path.open("rb") as file:
             data = file.read(_LONGEST_BYTES + 1)
+    except PermissionError:
+        raise ConfigError([f"{key}: {path} {_may_not_read(path)}"]) from None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigError([f"{key}: {path} cannot be read: {reason}"]) from None
@@ -43,6 +45,24 @@ def read_secret(name: str, key: str, environ: Mapping[str, str] | None = None) -
     return text
 
 
+def _may_not_read(path: Path) -> str:
+    """Who may not, and what helps: the user of a service often is made for it at its start."""
+    return (
+        f"may not be read by {_user()}; let systemd pass it to the service: "
+        f"LoadCredential={path.stem}:{path}, and write {path.stem} here"
+    )
+
+
+def _user() -> str:
+    """The user that this process runs as, for a message."""
+    import pwd  # noqa: PLC0415 - only for messages
+
+    try:
+        return f"the user {pwd.getpwuid(os.geteuid()).pw_name}"
+    except KeyError:
+        return f"the user {os.geteuid()}"
+
+
 def secret_path(name: str, key: str, environ: Mapping[str, str] | None = None) -> Path:
     """Where a secret file is: a path, or a bare name that systemd has passed a credential by.
 
@@ -55,7 +75,10 @@ def secret_path(name: str, key: str, environ: Mapping[str, str] | None = None) -
     directory = first_directory(os.environ if environ is None else environ, "CREDENTIALS_DIRECTORY")
     if directory is None:
         raise ConfigError(
-            [f"{key} names the credential {name}, and systemd passed none: add LoadCredential="]
+            [
+                f"{key} names the credential {name}, and systemd passed none: add "
+                f"LoadCredential={name}:PATH to the service (`systemctl edit oomwatch`)"
+            ]
         )
     return directory / name
 
