@@ -53,8 +53,8 @@ def command() -> None:
     """Look into the store of the agent, prune it, export it."""
 
 
-def find_store(given: str | None) -> URL:
-    """The store that was named, or the one that the configuration names.
+def find_store(given: str | None, config: str | None = None) -> URL:
+    """The store that was named, or the one that the configuration names, `config` or the usual.
 
     A person without a store of their own looks into the service's.
     """
@@ -66,7 +66,7 @@ def find_store(given: str | None) -> URL:
     from oomwatch.config.paths import SYSTEM_STORE
     from oomwatch.config.secrets import store_address
 
-    settings = load_config().config
+    settings = load_config(config).config
     url = parse_store(store_address(settings))
     path = file_of(url)
     unnamed = settings.store.path is None and settings.store.url is None

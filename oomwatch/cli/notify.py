@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from oomwatch.cli.stored import find_incident, opened, store_option, writing
+from oomwatch.cli.stored import (
+    find_incident,
+    opened,
+    remember_config,
+    store_alone,
+    store_option,
+    writing,
+)
 from oomwatch.errors import NoInputError, UsageError
 
 if TYPE_CHECKING:
@@ -38,6 +45,7 @@ _config = click.option(
     "--config",
     "path",
     metavar="PATH",
+    callback=remember_config,
     help="The file; by default $OOMWATCH_CONFIG, /etc/oomwatch/config.toml, or "
     "$XDG_CONFIG_HOME/oomwatch/config.toml.",
 )
@@ -70,13 +78,15 @@ def test(
     from oomwatch.notify.notice import Notice
     from oomwatch.report.sanitize import clean
 
-    sinks = _sinks(_load(path), receiver)
+    loaded = _load(path)
+    sinks = _sinks(loaded, receiver)
     now = time.time()
     found = []
     for config in sinks:
-        notice = Notice(f"msg-test-{uuid.uuid4().hex[:12]}", "test", now)
+        identity = f"msg-test-{uuid.uuid4().hex[:12]}"
+        notice = Notice(identity, "test", now, labels=dict(loaded.notify.labels))
         if dry_run:
-            shown = _preview(config, notice, None)
+            shown = _preview(config, notice) or ""
             found.append({"receiver": config.name, "kind": config.kind, "preview": shown})
             if not as_json:
                 click.echo(f"--- {config.name} ({config.kind})\n{_lines(shown)}\n")
@@ -279,7 +289,7 @@ def ack(incident: str, author: str | None, as_json: bool, store: str | None) -> 
 )
 @click.option("--lang", type=click.Choice(["en", "zh"]), help="In this language.")
 @_config
-@store_option
+@store_alone
 def preview(  # noqa: PLR0917 - as many as there are options
     receiver: str | None,
     incident: str | None,
@@ -307,10 +317,14 @@ def preview(  # noqa: PLR0917 - as many as there are options
             else _notice_of(config, incident, store, language)
         )
         for notice in example_notices(about, language, now):
-            if only in {None, notice.kind}:
-                thread = None if notice.kind in {"opened", "grouped", "test"} else "C0/1.0"
-                head = f"--- {sink.name} ({sink.kind}): {notice.kind}"
-                click.echo(f"{head}\n{_lines(_preview(sink, notice, thread))}\n")
+            if only not in {None, notice.kind}:
+                continue
+            head = f"--- {sink.name} ({sink.kind}): {notice.kind}"
+            shown = _preview(sink, notice)
+            if shown is None:
+                click.echo(f"{head}\nthis receiver is told of each incident by itself\n")
+            else:
+                click.echo(f"{head}\n{_lines(shown)}\n")
 
 
 def _shown_sinks(config: Config, receiver: str | None, lang: str | None) -> list[SinkConfig]:
@@ -346,12 +360,17 @@ def _notice_of(config: Config, incident: str, store: str | None, lang: Language)
     )
 
 
-def _preview(config: SinkConfig, notice: Notice, thread: str | None) -> str:
+def _preview(config: SinkConfig, notice: Notice) -> str | None:
+    """What a receiver shows; None of what it is not sent."""
     from oomwatch.notify.example import without_secrets
     from oomwatch.notify.sinks import make_sink
 
     shown, environ = without_secrets(config)
-    return make_sink(shown, environ).preview(notice, thread)
+    sink = make_sink(shown, environ)
+    if notice.kind == "grouped" and not sink.groups:
+        return None
+    is_answer = config.kind == "slack" and notice.kind in {"updated", "resolved", "escalated"}
+    return sink.preview(notice, "C0/1.0" if is_answer else None)
 
 
 # ---------------------------------------------------------------- shared

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -12,16 +12,39 @@ from oomwatch.errors import NoInputError
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+    from sqlalchemy.engine import URL
 
     from oomwatch.records import StoredIncident
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 _MOST_LOOKED_AT: Final = 1000
 
-store_option = click.option(
+_CONFIG: Final = "oomwatch.cli.stored.config"
+
+store_alone = click.option(
     "--store",
     metavar="PATH|URL",
     help="The agent's store; by default that of the configuration.",
 )
+
+
+def remember_config(ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    """Note, as a callback of `--config`, which file names the store."""
+    if value is not None:
+        ctx.meta[_CONFIG] = value
+    return value
+
+
+def store_option(command: _Command) -> _Command:
+    """Add `--store`, and the `--config` that may name it instead."""
+    config = click.option(
+        "--config",
+        metavar="PATH",
+        expose_value=False,
+        callback=remember_config,
+        help="The configuration of the agent; by default the one that the agent finds.",
+    )
+    return store_alone(config(command))
 
 
 @contextlib.contextmanager
@@ -33,14 +56,21 @@ def opened(store: str | None) -> Iterator[Connection]:
         StoreError: it cannot be read.
 
     """
-    from oomwatch.cli.db import find_store
     from oomwatch.store.database import open_reader
 
     if store is None:  # `oomwatch incidents --store PATH list`
-        group = click.get_current_context().parent
+        ctx = click.get_current_context(silent=True)
+        group = None if ctx is None else ctx.parent
         store = None if group is None else group.params.get("store")
-    with open_reader(find_store(store)) as connection:
+    with open_reader(_address(store)) as connection:
         yield connection
+
+
+def _address(store: str | None) -> URL:
+    from oomwatch.cli.db import find_store
+
+    ctx = click.get_current_context(silent=True)
+    return find_store(store, None if ctx is None else ctx.meta.get(_CONFIG))
 
 
 @contextlib.contextmanager
@@ -54,11 +84,10 @@ def writing(store: str | None) -> Iterator[Connection]:
     """
     from sqlalchemy.exc import DBAPIError
 
-    from oomwatch.cli.db import find_store
     from oomwatch.store.database import open_reader, open_writer
     from oomwatch.store.location import StoreError
 
-    url = find_store(store)
+    url = _address(store)
     with open_reader(url):  # a store that is not there is not made
         pass
     connection = open_writer(url)

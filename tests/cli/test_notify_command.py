@@ -17,6 +17,7 @@ from oomwatch.config.sinks import SINKS
 from oomwatch.errors import NoInputError, OomwatchError, UsageError
 from oomwatch.notify.example import KINDS
 from oomwatch.records import OutboxRow, StoredIncident
+from oomwatch.report.pages import title
 from oomwatch.store.database import open_reader
 from oomwatch.store.location import parse_store
 from oomwatch.store.outbox import read_outbox
@@ -229,7 +230,13 @@ def test_every_kind_of_message_of_every_kind_of_receiver_can_be_seen(kind):
     shown = run(notify, "preview", kind)
     heads = [line for line in shown.splitlines() if line.startswith("--- ")]
     name = {"webhook": "hook", "slack": "people"}.get(kind, kind)
-    assert heads == [f"--- {name} ({kind}): {each}" for each in KINDS]
+    kinds = ["opened", *KINDS]  # and one that is back
+    assert heads == [f"--- {name} ({kind}): {each}" for each in kinds]
+    is_person = kind in {"slack", "email", "apprise"}
+    assert ("told of each incident by itself" in shown) != is_person
+    assert shown.count("It is back: 3 times in 20 min") == 1
+    if is_person:
+        assert "It serves again, with other flags." in shown
     assert "--max-num-batched-tokens 4096" in shown
     assert "example.com/services" not in shown
 
@@ -237,8 +244,15 @@ def test_every_kind_of_message_of_every_kind_of_receiver_can_be_seen(kind):
 @pytest.mark.usefixtures("configured")
 def test_a_preview_speaks_chinese_to_people():
     shown = run(notify, "preview", "people", "--lang", "zh", "--kind", "opened")
-    assert "长提示预填充" in shown
-    assert "再次出现" in shown
+    assert title("prefill_activation_peak", "zh") in shown
+    assert shown.count("再次出现") == 1
+
+
+@pytest.mark.usefixtures("configured")
+def test_a_mail_in_a_preview_names_the_one_that_it_answers():
+    assert "In-Reply-To: <inc-0123456789ab.oomwatch@" in run(
+        notify, "preview", "email", "--kind", "resolved"
+    )
 
 
 @pytest.mark.usefixtures("configured")
@@ -269,9 +283,18 @@ def test_a_silence_begins_is_listed_and_ends(store):
         run(silence, "end", found.id, "--store", store)
 
 
+@pytest.mark.parametrize("cause", ["kv_saturation", "kv_*", "*"])
+def test_a_silence_of_a_cause(store, cause):
+    run(silence, "add", "--cause", cause, "--for", "2h", "--store", store)
+    assert read(store, read_silences)[0].cause == cause
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
+        (["--for", "2h", "--cause", "kv_saturaton"], "no cause kv_saturaton; did you mean kv_sat"),
+        (["--for", "2h", "--cause", "zzz"], "no cause zzz; `oomwatch explain --list` has them"),
+        (["--for", "2h", "--cause", "vk_*"], "no cause that vk_. stands for"),
         (["--for", "2h"], "say which incidents"),
         (["--all", "--engine", "a", "--for", "2h"], "say which incidents"),
         (["--engine", "a"], "say how long"),
@@ -298,3 +321,22 @@ def test_no_store_is_made_by_asking_for_one(tmp_path):
         with pytest.raises(NoInputError, match="no store there"):
             run(group, *words, "--store", str(path))
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "says"),
+    [
+        (notify, ["list"], "msg-aa11"),
+        (notify, ["ack", "3fa9"], "inc-3fa90c is acknowledged"),
+        (notify, ["retry", "msg-aa11"], "1 message(s)"),
+        (notify, ["preview", "webhook", "--incident", "3fa9"], "inc-3fa90c"),
+        (silence, ["add", "--engine", "chat", "--for", "1h", "--reason", "work"], "chat"),
+        (silence, ["list"], ""),
+    ],
+)
+def test_the_store_may_be_named_by_a_configuration(store, tmp_path, command, words, says):
+    other = tmp_path / "other.toml"
+    other.write_text(f'[store]\npath = "{store}"\n')
+    told = CliRunner().invoke(command, [*words, "--config", str(other)], catch_exceptions=False)
+    assert told.exit_code == 0, told.output
+    assert says in told.output
