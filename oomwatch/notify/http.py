@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 
 import oomwatch
 from oomwatch.config.notify import SinkConfig
-from oomwatch.notify.clean import clean_text
 from oomwatch.notify.deadline import Deadline
 from oomwatch.notify.outcome import Delivered, Later, Outcome, Refused
+from oomwatch.notify.quoting import quoted
 from oomwatch.notify.tls import trust
 from oomwatch.notify.trouble import connection_trouble, proxy_trouble, tls_trouble
 
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 _ANSWER_BYTES: Final = 64 * 1024
 _MOST_CONNECT_SECONDS: Final = 10.0
 _LONGEST_WAIT_SECONDS: Final = 86_400.0
-_QUOTED: Final = 160
+_WEB_PAGE: Final = re.compile(
+    rb"(?:\xef\xbb\xbf)?(?:\s|<\?xml[^>]{0,200}>|<!--.{0,2000}?-->)*+<(?:!doctype\s+html|html|head|body)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 _TEMPORARY: Final = frozenset({302, 303, 307, 408, 425, 429})
 
 
@@ -139,14 +142,18 @@ class HttpClient:
 def outcome(answer: Answer | Later, secrets: Iterable[str] = ()) -> Outcome:
     """What a status means for the message, as Standard Webhooks has it.
 
-    `secrets` are texts that must not be repeated, should the receiver quote them.
+    A web page is no success with any status: a log-in has answered for the receiver.
+    `secrets` are the address if it may be one, values of headers and keys: what must not be
+    repeated, should the receiver quote it.
     """
     if isinstance(answer, Later):
         return answer
     status = answer.status
     if 200 <= status < 300:
+        if is_web_page(answer.body):
+            return Later(f"{answer.place} answered with a web page; is there a log-in in between?")
         return Delivered()
-    reason = f"{answer.place} answered {status}{_quoted(answer.body, secrets)}"
+    reason = f"{answer.place} answered {status}{_said(answer.body, secrets)}"
     if status == 410:
         return Refused(f"{reason}: this address is no longer in use", disable=True)
     if 300 <= status < 400:
@@ -154,6 +161,11 @@ def outcome(answer: Answer | Later, secrets: Iterable[str] = ()) -> Outcome:
     if status in _TEMPORARY or status >= 500:
         return Later(reason, retry_after_seconds(answer.headers))
     return Refused(reason)
+
+
+def is_web_page(body: bytes) -> bool:
+    """Whether this is a page for people."""
+    return _WEB_PAGE.match(body) is not None
 
 
 def retry_after_seconds(headers: Mapping[str, str], now: float | None = None) -> float | None:
@@ -202,11 +214,8 @@ def _read_body(response: requests.Response) -> bytes:
     return bytes(body[:_ANSWER_BYTES])
 
 
-def _quoted(body: bytes, secrets: Iterable[str]) -> str:
-    text = body[:4096].decode("utf-8", "replace")
-    if text.lstrip().startswith("<"):  # a page for people says nothing in its first words
+def _said(body: bytes, secrets: Iterable[str]) -> str:
+    if body.lstrip().startswith(b"<"):  # a page for people says nothing in its first words
         return ""
-    for secret in filter(None, secrets):
-        text = text.replace(secret, "***")
-    text = clean_text(text, _QUOTED)
+    text = quoted(body, secrets)
     return f" ({text})" if text else ""

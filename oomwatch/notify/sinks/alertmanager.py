@@ -79,7 +79,7 @@ class AlertmanagerSink(BaseSink):
             return
         for incident in notice.incidents:
             labels = alerts.incident_labels(incident)
-            said = alerts.incident_annotations(incident)
+            said = alerts.incident_annotations(incident, notice.note)
             before = self._told.get(incident.id)
             if before is not None and before != labels:
                 yield alerts.alert(before, said, incident.opened_at, now)
@@ -93,7 +93,10 @@ class AlertmanagerSink(BaseSink):
             return Delivered()
         body, own = compact(told), self._credentials.headers()
         headers = {**own, "Content-Type": "application/json"}
-        said = [outcome(self._client.post(url, body, headers), own.values()) for url in self._urls]
+        said = [
+            outcome(self._client.post(url, body, headers), (url, *own.values()))
+            for url in self._urls
+        ]
         for kind in (Delivered, Later):
             for one in said:
                 if isinstance(one, kind):

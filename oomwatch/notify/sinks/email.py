@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import datetime
 import html
@@ -10,7 +11,7 @@ import platform
 import re
 import smtplib
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from email.message import EmailMessage
 from email.policy import SMTP as SMTP_POLICY
 from email.utils import format_datetime
@@ -22,6 +23,7 @@ from oomwatch.notify.clean import clean_text
 from oomwatch.notify.deadline import Deadline
 from oomwatch.notify.notice import Notice
 from oomwatch.notify.outcome import Delivered, Later, Outcome, Refused
+from oomwatch.notify.quoting import quoted
 from oomwatch.notify.sinks.base import BaseSink
 from oomwatch.notify.sinks.smtp_connection import WatchedSmtp, WatchedSmtpTls
 from oomwatch.notify.tls import trust
@@ -67,7 +69,7 @@ class EmailSink(BaseSink):
                 if deadline.passed or timed_out(error):
                     seconds = self._config.timeout_seconds
                     return Later(f"{place}: no whole answer within {seconds:g} s")
-                return _outcome(error, place, password)
+                return _outcome(error, place, self._secrets(password))
         return Delivered(thread or mail["Message-ID"])
 
     def _hand_over(self, mail: EmailMessage, password: str | None, deadline: Deadline) -> None:
@@ -98,6 +100,13 @@ class EmailSink(BaseSink):
 
     def _password(self) -> str | None:
         return None if self._config.user is None else self._credentials.get("password")
+
+    def _secrets(self, password: str | None) -> tuple[str, ...]:
+        """The password as it is, and as the ways to log in send it."""
+        if not password:
+            return ()
+        sent = (password, f"\0{self._config.user}\0{password}")
+        return (password, *(base64.b64encode(one.encode()).decode() for one in sent))
 
     def _mail(self, notice: Notice, thread: str | None) -> EmailMessage:
         mail = EmailMessage(policy=SMTP_POLICY)
@@ -149,15 +158,15 @@ def as_html(notice: Notice, subject: str, body: str, lang: Language) -> str:
     )
 
 
-def _outcome(error: Exception, place: str, password: str | None) -> Later | Refused:
+def _outcome(error: Exception, place: str, secrets: Sequence[str]) -> Later | Refused:
     if isinstance(error, smtplib.SMTPRecipientsRefused):
         answers = list(error.recipients.values())
         code, said = answers[0] if answers else (550, b"")
         passing = all(400 <= one[0] < 500 for one in answers)
-        reason = f"{place} refused every recipient: {_quoted(code, said, password)}"
+        reason = f"{place} refused every recipient: {_quoted(code, said, secrets)}"
         return Later(reason) if passing else Refused(reason)
     if isinstance(error, smtplib.SMTPResponseException):
-        reason = f"{place} answered {_quoted(error.smtp_code, error.smtp_error, password)}"
+        reason = f"{place} answered {_quoted(error.smtp_code, error.smtp_error, secrets)}"
         return Refused(reason) if 500 <= error.smtp_code < 600 else Later(reason)
     if isinstance(error, smtplib.SMTPNotSupportedError):
         return Refused(f"{place} does not offer what is asked: {clean_text(error, 120)}")
@@ -166,8 +175,5 @@ def _outcome(error: Exception, place: str, password: str | None) -> Later | Refu
     return Later(f"{place}: {connection_trouble(error)}")
 
 
-def _quoted(code: int, said: bytes | str, password: str | None) -> str:
-    words = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
-    if password:
-        words = words.replace(password, "***")
-    return f"{code} {clean_text(words, 160)}".strip()
+def _quoted(code: int, said: bytes | str, secrets: Sequence[str]) -> str:
+    return f"{code} {quoted(said, secrets)}".strip()

@@ -58,7 +58,8 @@ class WebhookSink(BaseSink):
             "Content-Type": "application/json",
             **sign(notice.id, round(time.time()), body, secrets),
         }
-        return outcome(self._client.post(url, body, headers), (url, *own.values()))
+        answer = self._client.post(url, body, headers)
+        return outcome(answer, (url, *own.values(), *self._headers.values()))
 
     def preview(self, notice: Notice, thread: str | None) -> str:  # noqa: ARG002 - it has none
         """The headers that are its own, and the body."""

@@ -248,3 +248,23 @@ def test_places():
 def test_an_answer_of_a_web_server_is_not_quoted():
     page = Answer(404, {}, b"<!DOCTYPE html><title>Not found</title>", "a.example")
     assert outcome(page) == Refused("a.example answered 404")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"<html>Please log in</html>",
+        b"\xef\xbb\xbf\n<!-- portal --><!DOCTYPE HTML>\n<title>log in",
+        b'<?xml version="1.0"?>\n<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.0//EN">',
+    ],
+)
+def test_a_web_page_has_not_taken_the_message(page):
+    for status in (200, 202):
+        assert outcome(Answer(status, {}, page, "a.example")) == Later(
+            "a.example answered with a web page; is there a log-in in between?"
+        )
+
+
+@pytest.mark.parametrize("body", [b"", b"ok", b"<ok/>", b"{}", b"<!-- " * 20_000])
+def test_what_is_no_web_page(body):
+    assert outcome(Answer(200, {}, body, "a.example")) == Delivered()
