@@ -1,13 +1,17 @@
-"""Connections to a mail server that are given to a deadline as soon as they are made."""
+"""Connections to a mail server: under a deadline from their start, with replies that end."""
 
 from __future__ import annotations
 
+import errno
 import platform
 import smtplib
 import socket
 import ssl
+from typing import BinaryIO, Final
 
 from oomwatch.notify.deadline import Deadline
+
+_REPLY_BYTES: Final = 64 * 1024
 
 
 class WatchedSmtp(smtplib.SMTP):
@@ -21,6 +25,39 @@ class WatchedSmtp(smtplib.SMTP):
         made: socket.socket = super()._get_socket(host, port, timeout)  # type: ignore[misc]
         self._deadline.watch(made)
         return made
+
+    def getreply(self) -> tuple[int, bytes]:
+        """One reply of the server; smtplib itself keeps as many lines of it as come."""
+        if self.file is None and self.sock is not None:
+            self.file = _Reply(self.sock.makefile("rb"))
+        if isinstance(self.file, _Reply):
+            self.file.left_bytes = _REPLY_BYTES
+        return super().getreply()
+
+
+class _Reply:
+    """The lines that a server sends, of which one reply may have so many bytes."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.left_bytes = _REPLY_BYTES
+
+    def readline(self, limit: int) -> bytes:
+        """At most `limit` bytes of a line.
+
+        Raises:
+            OSError: the reply has grown too long.
+
+        """
+        line = self._file.readline(limit)
+        self.left_bytes -= len(line)
+        if self.left_bytes < 0:
+            raise OSError(errno.EMSGSIZE, "a reply had no end")
+        return line
+
+    def close(self) -> None:
+        """When the connection is closed."""
+        self._file.close()
 
 
 class WatchedSmtpTls(smtplib.SMTP_SSL, WatchedSmtp):

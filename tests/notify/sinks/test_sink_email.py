@@ -235,6 +235,55 @@ def test_a_server_that_drips_is_left_at_the_deadline():
         server.close()
 
 
+@pytest.mark.parametrize("greets", [False, True])
+def test_a_reply_without_end_is_not_read(greets):
+    """It comes as fast as it can, each line a short one."""
+
+    def flood(connection, stop):
+        if greets:
+            connection.sendall(b"220 hi\r\n")
+            connection.recv(1000)
+        for _ in range(2_000):
+            if stop.is_set():
+                return
+            connection.sendall((b"250-" + b"B" * 4_000 + b"\r\n") * 20)
+
+    server = RawReceiver(flood)
+    try:
+        told = sink_of(server.port, security="none").send(notice("opened"), None)
+        assert told == Later(f"127.0.0.1:{server.port}: a reply had no end")
+        assert not server.finished
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("methods", ["PLAIN", "LOGIN"])
+def test_a_server_that_repeats_the_log_in_is_told_on_without_it(secret, methods):
+    def repeat(connection, _stop):
+        lines = connection.makefile("rb")
+        connection.sendall(b"220 hi\r\n")
+        for line in lines:
+            if line.startswith(b"ehlo"):
+                connection.sendall(b"250-mx\r\n250 AUTH " + methods.encode() + b"\r\n")
+            elif line.startswith(b"AUTH LOGIN"):
+                connection.sendall(b"334 UGFzc3dvcmQ6\r\n")
+            elif line.startswith(b"quit"):
+                lines.close()
+                return
+            else:
+                sent = line.split()[-1]
+                connection.sendall(b"535 no " + sent + b" or pa55w0rd here\r\n")
+
+    server = RawReceiver(repeat)
+    try:
+        sink = sink_of(server.port, security="none", user="me", password_file=secret(PASSWORD))
+        assert sink.send(notice("opened"), None) == Refused(
+            f"127.0.0.1:{server.port} answered 535 no *** or *** here"
+        )
+    finally:
+        server.close()
+
+
 def test_a_server_that_goes_away_after_it_took_the_mail_has_taken_it():
     def take(connection, _stop):
         lines = connection.makefile("rb")
