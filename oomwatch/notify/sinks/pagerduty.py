@@ -15,15 +15,16 @@ from typing import Any, Final
 from oomwatch.config.sinks import PagerDutyConfig
 from oomwatch.notify import text
 from oomwatch.notify.data import compact, notice_data
-from oomwatch.notify.http import HttpClient, outcome
+from oomwatch.notify.http import Answer, HttpClient, outcome
 from oomwatch.notify.notice import IncidentNotice, Notice
-from oomwatch.notify.outcome import Delivered, Outcome
+from oomwatch.notify.outcome import Delivered, Later, Outcome
 from oomwatch.notify.sinks.base import BaseSink
 from oomwatch.report.sanitize import clean
 from oomwatch.units import format_rfc3339
 
 _SUMMARY: Final = 1024
 _KEY: Final = 255
+_TAKEN: Final = 202
 _DETAILS_BYTES: Final = 200_000
 """Of the 512,000 that an event may have."""
 
@@ -51,7 +52,7 @@ class PagerDutySink(BaseSink):
         for event in events(notice):
             body = compact({"routing_key": key, **event})
             answer = self._client.post(self._url, body, {"Content-Type": "application/json"})
-            said = outcome(answer, (key,))
+            said = _outcome(answer, key)
             if not isinstance(said, Delivered):
                 break
         return said
@@ -107,6 +108,20 @@ def _trigger(
     if incident and incident.runbook_url:
         event["links"] = [{"href": incident.runbook_url, "text": "Runbook"}]
     return event
+
+
+def _outcome(answer: Answer | Later, key: str) -> Outcome:
+    """Of what is no answer of PagerDuty's, nobody knows whom it woke; a repeated event is one."""
+    said = outcome(answer, (key,))
+    if isinstance(answer, Later) or not isinstance(said, Delivered) or answer.status == _TAKEN:
+        return said
+    try:
+        told = json.loads(answer.body)
+    except ValueError:
+        told = None
+    if isinstance(told, dict) and told.get("status") == "success":
+        return said
+    return Later(f"{answer.place} does not answer like PagerDuty; is a log-in in between?")
 
 
 def _severity(notice: Notice) -> str:

@@ -16,6 +16,7 @@ from oomwatch.notify.data import compact
 from oomwatch.notify.http import Answer, HttpClient, outcome, retry_after_seconds
 from oomwatch.notify.notice import Notice
 from oomwatch.notify.outcome import Delivered, Later, Outcome, Refused
+from oomwatch.notify.quoting import quoted
 from oomwatch.notify.sinks.base import BaseSink
 from oomwatch.notify.sinks.slack_blocks import shown, slack_payload
 
@@ -67,9 +68,10 @@ class SlackWebhook(BaseSink):
         answer = self._client.post(url, compact(payload), _JSON)
         if isinstance(answer, Answer) and _word(answer) in _BAD_BLOCKS:
             answer = self._client.post(url, compact({"text": payload["text"]}), _JSON)
-        if isinstance(answer, Answer) and _is_web_page(answer):
-            return Later(f"{answer.place} answered with a web page; is there a log-in in between?")
-        return outcome(answer, (url,))
+        said = outcome(answer, (url,))
+        if isinstance(answer, Answer) and isinstance(said, Delivered) and not _is_taken(answer):
+            return Refused(_without_ok(answer, url))
+        return said
 
     def preview(self, notice: Notice, thread: str | None) -> str:  # noqa: ARG002 - it has none
         """What the channel shows."""
@@ -146,8 +148,16 @@ def _word(answer: Answer) -> str:
     return answer.body[:100].decode("ascii", "replace").strip()
 
 
-def _is_web_page(answer: Answer) -> bool:
-    return 200 <= answer.status < 300 and answer.body.lstrip()[:1] == b"<"
+def _is_taken(answer: Answer) -> bool:
+    """Whether a webhook says so: ``ok`` or nothing, or as programs that copy Slack's do."""
+    told = _object(answer)
+    taken = told.get("ok") is True or told.get("success") is True or told.get("result") == "success"
+    return taken or _word(answer).lower() in {"", "ok"}
+
+
+def _without_ok(answer: Answer, url: str) -> str:
+    said = quoted(answer.body, (url,))
+    return f"{answer.place} answered {answer.status}, but not ok" + (f" ({said})" if said else "")
 
 
 def _object(answer: Answer) -> dict[str, Any]:

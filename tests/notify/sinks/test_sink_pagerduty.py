@@ -16,6 +16,12 @@ from oomwatch.notify.sinks.pagerduty import dedup_key
 KEY = "R0123456789ABCDEF0123456789ABCDE"
 
 
+@pytest.fixture
+def receiver(receiver):
+    receiver.answer(Reply(202, b'{"status":"success"}'))
+    return receiver
+
+
 def sink_of(receiver, secret):
     config = PagerDutyConfig(
         name="pd", url=f"{receiver.url}v2/enqueue", routing_key_file=secret(KEY), timeout_seconds=10.0
@@ -24,7 +30,6 @@ def sink_of(receiver, secret):
 
 
 def test_an_incident_triggers(receiver, secret):
-    receiver.answer(Reply(202, b'{"status":"success"}'))
     assert sink_of(receiver, secret).send(notice("opened"), None) == Delivered()
     [got] = receiver.got
     event = got.json
@@ -82,6 +87,24 @@ def test_what_it_answers(receiver, secret, status, kind):
     said = sink_of(receiver, secret).send(notice("opened"), None)
     assert isinstance(said, kind)
     assert KEY not in said.reason
+
+
+@pytest.mark.parametrize("status", [200, 202])
+def test_what_only_looks_like_success(receiver, secret, status):
+    receiver.answer(Reply(status, b"<html>Please log in</html>"))
+    told = sink_of(receiver, secret).send(notice("opened"), None)
+    assert isinstance(told, Later)
+    assert "is there a log-in in between?" in told.reason
+
+
+@pytest.mark.parametrize("body", [b"", b"ok", b"[]", b'{"status":"invalid event"}'])
+def test_200_alone_is_no_success(receiver, secret, body):
+    receiver.answer(Reply(200, body))
+    told = sink_of(receiver, secret).send(notice("opened"), None)
+    assert isinstance(told, Later)
+    assert "does not answer like PagerDuty" in told.reason
+    receiver.answer(Reply(200, b'{"status":"success"}'))
+    assert sink_of(receiver, secret).send(notice("opened"), None) == Delivered()
 
 
 def test_the_key_is_needed_and_not_shown(receiver, secret):

@@ -16,7 +16,7 @@ from oomwatch.config.load import ConfigError
 from oomwatch.config.sinks import SlackConfig
 from oomwatch.notify.outcome import Delivered, Later, Refused
 from oomwatch.notify.sinks import make_sink
-from oomwatch.notify.sinks.slack_blocks import shown, slack_payload
+from oomwatch.notify.sinks.slack_blocks import fallback_text, shown, slack_payload
 
 TOKEN = "xoxb-0000-SECRET"  # noqa: S105 - a sample
 
@@ -196,13 +196,22 @@ def test_what_slack_refuses_as_blocks_is_sent_as_text(receiver, secret):
             Reply(200, b"<html>Please log in</html>"),
             Later("{place} answered with a web page; is there a log-in in between?"),
         ),
+        (Reply(200, b"invalid_payload"), Refused("{place} answered 200, but not ok (invalid_payload)")),
+        (
+            Reply(200, b'{"ok":false,"error":"no SECRET"}'),
+            Refused('{place} answered 200, but not ok ({{"ok":false,"error":"no ***"}})'),
+        ),
+        (Reply(200, b""), Delivered()),
+        (Reply(200, b"OK\n"), Delivered()),
+        (Reply(200, b'{"success":true}'), Delivered()),
     ],
 )  # fmt: skip
 def test_what_a_webhook_answers(receiver, secret, reply, said):
     receiver.answer(reply)
     place = f"127.0.0.1:{receiver.port}"
-    expected = dataclasses.replace(said, reason=said.reason.format(place=place))
-    assert webhook(receiver, secret).send(notice("opened"), None) == expected
+    if not isinstance(said, Delivered):
+        said = dataclasses.replace(said, reason=said.reason.format(place=place))
+    assert webhook(receiver, secret).send(notice("opened"), None) == said
 
 
 def test_a_bot_opens_a_thread_and_keeps_its_first_message_up_to_date(receiver, secret):
@@ -291,3 +300,32 @@ def test_chinese_words(receiver, secret):
     said = shown(receiver.got[0].json)
     for part in ("【严重】", "处理办法", "显存：", "证据", "处理手册", FLAGS):
         assert part in said
+
+
+@pytest.mark.parametrize(
+    ("line", "links"),
+    [
+        ("server.log:812: torch.OutOfMemoryError: CUDA out of memory", 0),
+        ("/var/log/vllm/worker.py, vllm.service, config.json", 0),
+        ("gpu-07.example.com", 2),
+        ("see evil.com/server.log", 1),
+        ("server.log.evil.com", 3),
+        ("http://a.log and x@y", 2),
+        ("a sentence. Another one", 0),
+    ],
+)
+def test_only_what_would_become_a_link_or_a_call_is_parted(line, links):
+    """What is copied from a message into a shell must be what it looks like."""
+    incident = dataclasses.replace(INCIDENT, why=line)
+    (shown_line,) = (
+        each
+        for each in fallback_text(notice("opened", incident), "en").split("\n")
+        if each.replace("\u200b", "") == line
+    )
+    assert shown_line.count("\u200b") == links
+
+
+def test_the_command_that_shows_an_incident_is_there_to_be_copied():
+    assert "· oomwatch incidents show inc-0123456789ab ·" in shown(
+        slack_payload(notice("opened"), "en")
+    )
