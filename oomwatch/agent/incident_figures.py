@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from oomwatch.detect.incidents import family
@@ -82,6 +82,7 @@ def _lead(incident: StoredIncident) -> dict[str, Any]:
     """The first incident of its diagnosis, else the first risk."""
     diagnosis = incident.diagnosis or {}
     for part in ("incidents", "risks"):
-        for found in diagnosis.get(part) or ():
-            return dict(found)
+        rows = diagnosis.get(part)
+        for found in rows if isinstance(rows, list | tuple) else ():
+            return dict(found) if isinstance(found, Mapping) else {}
     return {}

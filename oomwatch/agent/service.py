@@ -271,7 +271,10 @@ class Agent:
                     *list_incidents(connection, since=lately, limit=_MOST_KNOWN),
                 )
                 incidents = [i for i in known if i.host in {None, self.host}]
-                self.notifier.read(connection, incidents)
+                try:
+                    self.notifier.read(connection, incidents)
+                except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+                    _LOG.exception("some messages that wait in the store cannot be taken up")
                 return incidents, read_positions(connection, self.host)
         except OomwatchError as error:
             _LOG.warning("what was stored before cannot be read: %s", error)

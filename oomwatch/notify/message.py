@@ -6,6 +6,8 @@ before there is a diagnosis, what set the incident off speaks for it.
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -35,6 +37,8 @@ from oomwatch.report.locale import Language, catalogue
 from oomwatch.report.pages import meaning, title
 from oomwatch.report.sanitize import clean
 from oomwatch.units import format_bytes
+
+_LOG = logging.getLogger(__name__)
 
 REMEDIES_SHOWN: Final = 3
 _EVIDENCE_SHOWN: Final = 6
@@ -70,6 +74,20 @@ def incident_notice(
         lang: the language of titles and fixed words; what rules say stays English.
 
     """
+    try:
+        return _notice(incident, labels, runbook_base, lang)
+    except Exception:
+        # What is stored may be damaged, or of another version: people must hear of it all the same.
+        if incident.diagnosis is None:
+            raise
+        _LOG.exception("the diagnosis of %s cannot be told; its trigger is", incident.id)
+        bare = dataclasses.replace(incident, diagnosis=None)
+        return _notice(bare, labels, runbook_base, lang)
+
+
+def _notice(
+    incident: StoredIncident, labels: Mapping[str, str], runbook_base: str, lang: Language
+) -> IncidentNotice:
     diagnosis = from_json(incident.diagnosis) if incident.diagnosis is not None else None
     lead = _lead(diagnosis)
     finding = lead.finding if lead is not None else None
@@ -132,7 +150,8 @@ def _headline(incident: StoredIncident, cause: str | None, lang: Language) -> st
     if cause is not None:
         return clean_text(title(cause, lang), _HEADLINE)
     kind = incident.triggers[0].kind if incident.triggers else None
-    return TRIGGERS[lang][kind] if kind else words(lang)["undiagnosed"]
+    known = TRIGGERS[lang].get(kind) if kind else None  # another version may have stored it
+    return known or words(lang)["undiagnosed"]
 
 
 def _restart_loop(incident: StoredIncident) -> Trigger | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
 
 from sqlalchemy import Connection, Row, RowMapping, delete, insert, select
 
@@ -14,6 +15,11 @@ from oomwatch.store import schema
 from oomwatch.store.dictionary import plain
 from oomwatch.store.inserts import upsert
 from oomwatch.store.rows import to_json, to_ms
+
+_LOG = logging.getLogger(__name__)
+
+_DAMAGED: Final = (ValueError, TypeError, RecursionError)
+"""What comes of a text that is no JSON, or of JSON that is something else than was written."""
 
 
 def save_incident(connection: Connection, host_id: int, incident: StoredIncident) -> None:
@@ -102,8 +108,15 @@ def _with_triggers(connection: Connection, rows: Sequence[Row[Any]]) -> tuple[St
         .where(table.c.incident_id.in_([row.id for row in rows]))
         .order_by(table.c.incident_id, table.c.number)
     )
-    for trigger in connection.execute(query).mappings():
-        found.setdefault(trigger["incident_id"], []).append(_trigger(trigger))
+    for row in connection.execute(query).mappings().all():
+        try:
+            trigger = _trigger(row)
+        except _DAMAGED as error:
+            _LOG.warning(
+                "a trigger of %s cannot be read and is left out: %s", row["incident_id"], error
+            )
+        else:
+            found.setdefault(row["incident_id"], []).append(trigger)
     return tuple(
         StoredIncident(
             id=row.id,
@@ -113,13 +126,26 @@ def _with_triggers(connection: Connection, rows: Sequence[Row[Any]]) -> tuple[St
             closed_at=_seconds(row.closed_ms),
             engine_id=row.engine,
             host=row.host,
-            diagnosis=None if row.diagnosis is None else json.loads(row.diagnosis),
+            diagnosis=_diagnosis(row.id, row.diagnosis),
             triggers=tuple(found.get(row.id, ())),
             window_from=_seconds(row.window_from_ms),
             window_to=_seconds(row.window_to_ms),
         )
         for row in rows
     )
+
+
+def _diagnosis(incident_id: str, text: str | None) -> dict[str, Any] | None:
+    """A stored diagnosis; None for what is none: the incident itself is there all the same."""
+    try:
+        value = json.loads(text or "null")
+        if value is not None and not isinstance(value, dict):
+            raise TypeError("it is no JSON object")
+    except _DAMAGED as error:
+        _LOG.warning("the diagnosis of %s cannot be read and is left out: %s", incident_id, error)
+        return None
+    else:
+        return value
 
 
 def _trigger_values(trigger: Trigger) -> dict[str, Any]:
@@ -144,7 +170,11 @@ def _evidence_values(evidence: Evidence) -> dict[str, Any]:
 
 
 def _trigger(row: RowMapping) -> Trigger:
-    evidence: Iterable[dict[str, Any]] = json.loads(row["evidence"])
+    evidence: list[dict[str, Any]] = json.loads(row["evidence"])
+    known = Evidence.__dataclass_fields__
+    values = json.loads(row["values"])
+    if not isinstance(values, dict):
+        raise TypeError("its values are no JSON object")
     return Trigger(
         kind=row["kind"],
         at=row["at_ms"] / 1000,
@@ -152,8 +182,10 @@ def _trigger(row: RowMapping) -> Trigger:
         gpu=row["gpu"],
         pid=row["pid"],
         text=row["text"],
-        values=json.loads(row["values"]),
-        evidence=tuple(Evidence(**item) for item in evidence),
+        values=values,
+        evidence=tuple(
+            Evidence(**{name: item[name] for name in item if name in known}) for item in evidence
+        ),
     )
 
 

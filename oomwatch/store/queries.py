@@ -279,7 +279,17 @@ def read_positions(connection: Connection, host: str) -> dict[str, dict[str, Any
     rows = connection.execute(
         select(place.source, place.position).where(place.host_id == _host_id(host))
     )
-    return {source: json.loads(position) for source, position in rows}
+    found = ((source, _position(text)) for source, text in rows)
+    return {source: position for source, position in found if position is not None}
+
+
+def _position(text: str) -> dict[str, Any] | None:
+    """A stored position; None for what is none: its source is then followed from where it is."""
+    try:
+        position = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return position if isinstance(position, dict) else None
 
 
 # ---------------------------------------------------------------- about the store

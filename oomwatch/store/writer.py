@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, Literal, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
@@ -30,21 +31,20 @@ from oomwatch.store.location import StoreError, parse_store
 from oomwatch.store.retention import Retention
 from oomwatch.store.rows import Event, Sample
 from oomwatch.store.session import WriteSession
+from oomwatch.store.watching import Guarded, Watcher
+
+_LOG = logging.getLogger(__name__)
 
 BATCH_LIMIT: Final = 2000  # records of a kind in one transaction; readers see it in between
 EARLY: Final = 4000  # records that wait are written before their time
 CHORE_SLICE_SECONDS: Final = 0.1  # of housekeeping between two writes
 _RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
-
-
-class Watcher(Protocol):
-    """Who wants to know what was written, and what other programs have written. Must be quick."""
-
-    def stored(self, outbox_ids: Sequence[str]) -> None:
-        """These messages are on disk."""
-
-    def look(self, connection: Connection) -> None:
-        """Read, in a transaction of the writer's thread; called after each round of writing."""
+_UNFIT: Final = (
+    *(DataError, IntegrityError, ValueError, OverflowError),
+    *(TypeError, AttributeError, LookupError),
+)
+"""What comes of a record that cannot be stored."""
+_OF_THE_STORE: Final = (SQLAlchemyError, sqlite3.Error, StoreError, OSError)
 
 
 _Result = TypeVar("_Result")
@@ -178,7 +178,7 @@ class StoreWriter:
 
     def watch(self, watcher: Watcher) -> None:
         """Tell this one from now on what was written."""
-        self._watcher = watcher
+        self._watcher = Guarded(watcher)
 
     def keep_house(self) -> None:
         """Have tiers counted and old rows pruned, in small steps between writes."""
@@ -230,7 +230,9 @@ class StoreWriter:
                 self._look()
                 self._run_calls()
                 self._run_chores()
-        except (SQLAlchemyError, sqlite3.Error, StoreError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - without this thread nothing is written
+            if not isinstance(error, _OF_THE_STORE):
+                _LOG.exception("writing the store failed")
             self._fail(error)
         if self._status.mode != "ok" or last:
             self._refuse_calls()
@@ -270,13 +272,13 @@ class StoreWriter:
     def _write(self, batch: Batch) -> None:
         try:
             self._commit(batch)
-        except (DataError, IntegrityError, ValueError, OverflowError, TypeError):
+        except _UNFIT:
             # One record cannot be stored: the others must not wait for it for ever.
             self._recorder.forget()
             for single in batch.singles():
                 try:
                     self._commit(single)
-                except (DataError, IntegrityError, ValueError, OverflowError, TypeError):
+                except _UNFIT:
                     self._recorder.forget()
                     self._count(rejected_total=1)
         except DBAPIError as error:

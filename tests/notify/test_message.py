@@ -208,6 +208,21 @@ def test_a_diagnosis_of_another_version_is_no_reason_to_say_nothing():
     assert told(dataclasses.replace(stored(), triggers=(), diagnosis=None)).headline
 
 
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_what_set_it_off_may_be_of_another_version(lang):
+    odd = Trigger("from_the_future", AT, "chat-70b", text="it ran out")
+    notice = told(dataclasses.replace(stored(), triggers=(odd,), diagnosis=None), lang=lang)
+    assert notice.headline
+    assert notice.why == "it ran out"
+
+
+def test_a_diagnosis_that_cannot_be_told_leaves_what_set_it_off(caplog):
+    odd = {"verdict": "oom", "incidents": [{"cause": "x", "memory": [{"gpu": {}}]}]}
+    incident = dataclasses.replace(stored(), diagnosis=odd)
+    assert told(incident) == told(dataclasses.replace(incident, diagnosis=None))
+    assert incident.id in caplog.text
+
+
 def test_prompts_and_keys_do_not_get_into_a_message():
     evidence = (
         Evidence("log", "a.log:1", AT, f"Received request r1: prompt: '{PROMPT}', params: x"),

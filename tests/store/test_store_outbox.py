@@ -6,13 +6,15 @@ import dataclasses
 import threading
 import time
 
+import pytest
 from fresh_store import NOW
 from sqlalchemy import update
 from test_store_round_trip import INCIDENT
 
-from oomwatch.records import OutboxRow, Silence
+from oomwatch.records import Evidence, OutboxRow, Silence
 from oomwatch.store import schema
 from oomwatch.store.control import changed, last_change
+from oomwatch.store.incidents import list_incidents
 from oomwatch.store.lanes import Batch, Lanes
 from oomwatch.store.outbox import (
     SETTLED_SECONDS,
@@ -204,3 +206,107 @@ def test_the_writer_says_what_is_on_disk_and_looks_at_what_others_wrote(store):
         assert value in notes.looks
     finally:
         assert writer.stop(10)
+
+
+class Confused(Notes):
+    def stored(self, outbox_ids):
+        super().stored(outbox_ids)
+        raise KeyError("stored")
+
+    def look(self, connection):
+        super().look(connection)
+        raise AttributeError("look")
+
+
+def test_the_faults_of_who_looks_on_do_not_end_the_writing(store, caplog):
+    writer = StoreWriter(store.text, "host-a", interval_seconds=0.02)
+    writer.start()
+    notes = Confused()
+    writer.watch(notes)
+    try:
+        for number in range(3):
+            writer.save_outbox([dataclasses.replace(ROW, id=f"msg-{number}", incident_id=None)])
+            assert writer.flush(10)
+        assert notes.stored_ids == ["msg-0", "msg-1", "msg-2"]
+        assert writer.status.mode == "ok"
+    finally:
+        assert writer.stop(10)
+    assert {r.exc_info[1].args[0] for r in caplog.records} == {"stored", "look"}
+
+
+def test_a_record_that_is_none_keeps_no_other_from_being_written(store):
+    writer = StoreWriter(store.text, "host-a", interval_seconds=0.02)
+    writer.start()
+    try:
+        writer.save_incident(dataclasses.replace(INCIDENT, id="inc-odd", triggers=(None,)))
+        writer.save_incident(INCIDENT)
+        assert writer.flush(10)
+        assert writer.status.rejected_total == 1
+    finally:
+        assert writer.stop(10)
+    with store.read() as connection:
+        assert [incident.id for incident in list_incidents(connection)] == [INCIDENT.id]
+
+
+@pytest.mark.parametrize(
+    "matchers",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"team": "x"}',
+        '{"engine": 5}',
+        '{"labels": "ab"}',
+        '{"labels": [1]}',
+    ],
+)
+def test_a_silence_that_is_not_understood_silences_nothing_and_is_named(store, caplog, matchers):
+    with store.writer.begin():
+        save_silence(store.writer, SILENCE)
+        save_silence(store.writer, dataclasses.replace(SILENCE, id="sil-odd"))
+        table = schema.silence
+        store.writer.execute(update(table).where(table.c.id == "sil-odd").values(matchers=matchers))
+    with store.read() as connection:
+        assert read_silences(connection) == (SILENCE,)
+    assert "sil-odd" in caplog.text
+
+
+@pytest.mark.parametrize("diagnosis", ["", "garbage{", "[]", "5"])
+def test_an_incident_is_read_without_a_diagnosis_that_is_damaged(store, diagnosis):
+    write(store, incidents=[INCIDENT, dataclasses.replace(INCIDENT, id="inc-other")])
+    change(store, schema.incident, diagnosis=diagnosis)
+    with store.read() as connection:
+        found = {incident.id: incident for incident in list_incidents(connection)}
+    assert found["inc-other"].diagnosis == INCIDENT.diagnosis is not None
+    assert found[INCIDENT.id].diagnosis is None
+    assert found[INCIDENT.id].triggers == INCIDENT.triggers
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"values": "garbage{"}, {"values": "[]"}, {"evidence": "5"}, {"evidence": '[{"at": 1}]'}],
+)
+def test_an_incident_is_read_without_a_trigger_that_is_damaged(store, caplog, values):
+    write(store, incidents=[INCIDENT])
+    change(store, schema.incident_trigger, **values)
+    with store.read() as connection:
+        (found,) = list_incidents(connection)
+    assert found == dataclasses.replace(INCIDENT, triggers=(), host=found.host)
+    assert INCIDENT.id in caplog.text
+
+
+def test_evidence_of_a_newer_version_is_read_as_far_as_it_is_known(store):
+    write(store, incidents=[INCIDENT])
+    evidence = '[{"source": "log", "where": "server.log:3", "colour": "red"}]'
+    change(store, schema.incident_trigger, evidence=evidence)
+    with store.read() as connection:
+        (found,) = list_incidents(connection)
+    assert found.triggers[0].evidence == (Evidence("log", "server.log:3"),)
+
+
+def change(store, table, **values):
+    """Damage what is stored of INCIDENT."""
+    identity = table.c.id if table is schema.incident else table.c.incident_id
+    with store.writer.begin():
+        store.writer.execute(update(table).where(identity == INCIDENT.id).values(**values))
