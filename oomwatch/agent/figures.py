@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from oomwatch import __version__
@@ -14,6 +14,7 @@ from oomwatch.agent.feeds import Feeds
 from oomwatch.agent.gpu_figures import gpu_figures, holder_figures, pod_of, short_id
 from oomwatch.agent.incident_figures import IncidentCounts
 from oomwatch.agent.start_facts import Start
+from oomwatch.causes import class_of
 from oomwatch.detect.incidents import FAMILY
 from oomwatch.export.peaks import Peaks
 from oomwatch.export.snapshot import (
@@ -29,6 +30,7 @@ from oomwatch.export.snapshot import (
     Snapshot,
 )
 from oomwatch.records import StoredIncident
+from oomwatch.report.pages import title
 from oomwatch.sources.nvml import NvmlReading
 
 _FRESH_SECONDS: Final = 15.0
@@ -113,7 +115,7 @@ class Figures:
             sources["nvml"] = bool(gpus) and all(gpu.ok for gpu in gpus)
         if feeds.config.sources.procfs:
             sources["host"] = host_known
-        known = self.look(now)
+        open_incidents = tuple(self.incidents.open(self.look(now)))
         return Snapshot(
             at=wall,
             host=self.host,
@@ -129,9 +131,10 @@ class Figures:
             host_available_bytes=host.mem_available_bytes if host and host_known else None,
             host_swap_bytes=host.swap_used_bytes if host and host_known else None,
             forecasts=self._forecasts(detector),
-            incidents=tuple(self.incidents.open(known)),
+            incidents=open_incidents,
             incidents_total=dict(self.incidents.total),
             last_incidents=dict(self.incidents.last),
+            titles=self._titles(open_incidents),
             triggers_total=dict.fromkeys(FAMILY, 0)
             | (dict(detector.triggers_total) if detector is not None else {}),
         )
@@ -149,6 +152,12 @@ class Figures:
         return list(self.incidents.open(detector.book.known if detector is not None else ()))
 
     # ---------------------------------------------------------------- parts
+    def _titles(self, incidents: Iterable[IncidentFigures]) -> dict[str, str]:
+        """What the causes are called; they are read of a file each, once."""
+        causes = {incident.cause for incident in incidents}
+        causes |= {cause for _, cause in list(self.incidents.last)}
+        return {c: title(c, "en") for c in sorted(filter(None, causes)) if class_of(c)}
+
     def _driver_silent_seconds(self) -> float | None:
         """None where there is no driver that could be silent; one that hangs at first is."""
         reading, sampler = self._feeds.last_reading, self._feeds.sampler

@@ -167,6 +167,9 @@ class Exporter:
                 samples.add("oomwatch_incidents_total", self._cause(key), count)
         for key, at in snapshot.last_incidents.items():
             samples.add("oomwatch_incident_last_timestamp_seconds", self._cause(key), at)
+        for cause, title in snapshot.titles.items():
+            labels = self._cache.get({"cause": cause, "title": title})
+            samples.add("oomwatch_cause_info", labels, 1)
         for kind, count in snapshot.triggers_total.items():
             samples.add("oomwatch_triggers_total", self._cache.get({"kind": kind}), count)
         return max(0, len(snapshot.incidents) - MOST_INCIDENTS)

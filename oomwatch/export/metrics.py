@@ -270,6 +270,14 @@ _TABLE: Final[tuple[Metric, ...]] = (
         "s",
     ),
     Metric(
+        "oomwatch_cause_info",
+        "info",
+        ("cause", "title"),
+        "What a cause is called, for those of open incidents and of those remembered. Join by "
+        "cause.",
+        "Incidents",
+    ),
+    Metric(
         "oomwatch_triggers_total",
         "counter",
         ("kind",),

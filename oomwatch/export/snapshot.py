@@ -169,4 +169,6 @@ class Snapshot:
     incidents_total: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
     """By class and cause."""
     last_incidents: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    titles: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What the causes of these incidents are called, by id."""
     triggers_total: Mapping[str, int] = dataclasses.field(default_factory=dict)

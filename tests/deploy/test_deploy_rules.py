@@ -27,6 +27,7 @@ OPEN = (
 KV = f'oomwatch_kv_usage_ratio{{{HOST},engine_id="chat",engine="0"}}'
 WAITING = f'oomwatch_requests_waiting{{{HOST},engine_id="chat",engine="0"}}'
 AHEAD = f'oomwatch_forecast_exhaustion_seconds{{{HOST},resource="gpu",gpu="0"}}'
+TITLE = f'oomwatch_cause_info{{{HOST},cause="kv_lt_max_len",title="The KV cache is too small"}}'
 TOTAL = f'oomwatch_incidents_total{{{HOST},job="oomwatch",class="%s",cause="%s"}}'
 NVML = f'oomwatch_source_success{{{HOST},source="nvml"}}'
 SCRAPED = f'oomwatch_scrape_success{{{HOST},engine_id="chat"}}'
@@ -230,7 +231,11 @@ def test_what_an_alert_says(tmp_path):
     labels = dict(re.findall(r'(\w+)="([^"]*)"', incident))
     critical = {
         "interval": "15s",
-        "input_series": [{"series": incident, "values": "1x20"}],
+        "input_series": [
+            {"series": incident, "values": "1x20"},
+            {"series": TITLE, "values": "1x20"},
+            {"series": TITLE.replace("gpu-1", "gpu-2").replace("too", "not too"), "values": "1x20"},
+        ],
         "alert_rule_test": [
             {
                 "eval_time": "1m",
@@ -239,10 +244,44 @@ def test_what_an_alert_says(tmp_path):
                     {
                         "exp_labels": labels,
                         "exp_annotations": {
-                            "summary": "kv_lt_max_len: chat on gpu-1:20666",
-                            "description": "Incident inc-1 (startup, failure) is open. On that "
+                            "summary": "The KV cache is too small: chat on gpu-1:20666",
+                            "description": "Incident inc-1 (startup, kv_lt_max_len) is open. On that "
                             "host: `oomwatch incidents show inc-1` for the evidence, `oomwatch "
                             "flags inc-1` for the flags that fix it.",
+                            "runbook_url": "http://gpu-1:20666/runbooks/kv_lt_max_len",
+                        },
+                    }
+                ],
+            }
+        ],
+    }
+    untitled = {
+        **critical,
+        "input_series": [{"series": incident, "values": "1x20"}],
+        "alert_rule_test": [changed(critical["alert_rule_test"][0], "kv_lt_max_len: chat on")],
+    }
+    again = {
+        "interval": "15s",
+        "input_series": [
+            {"series": TOTAL % ("startup", "kv_lt_max_len"), "values": "0+1x5 5x60"},
+            {"series": TITLE, "values": "1x60"},
+        ],
+        "alert_rule_test": [
+            {
+                "eval_time": "5m",
+                "alertname": "OomwatchIncidentRecurs",
+                "exp_alerts": [
+                    {
+                        "exp_labels": {
+                            **{name: labels[name] for name in ("instance", "class", "cause")},
+                            "job": "oomwatch",
+                            "severity": "warning",
+                        },
+                        "exp_annotations": {
+                            "summary": "Again and again on gpu-1:20666: The KV cache is too small",
+                            "description": "5 incidents (startup, kv_lt_max_len) within 6 h: what "
+                            "was done about the last one did not cure it. On that host: `oomwatch "
+                            "incidents`.",
                             "runbook_url": "http://gpu-1:20666/runbooks/kv_lt_max_len",
                         },
                     }
@@ -276,7 +315,15 @@ def test_what_an_alert_says(tmp_path):
             }
         ],
     }
-    run_promtool(tmp_path, [critical, ahead])
+    run_promtool(tmp_path, [critical, untitled, again, ahead])
+
+
+def changed(case: dict, begins: str) -> dict:
+    """The same alert with another beginning of its summary, up to the host."""
+    (alert,) = case["exp_alerts"]
+    said = alert["exp_annotations"]
+    summary = f"{begins} {said['summary'].rpartition(' ')[2]}"
+    return {**case, "exp_alerts": [{**alert, "exp_annotations": {**said, "summary": summary}}]}
 
 
 def run_promtool(folder: Path, tests: list[dict]) -> None:

@@ -122,6 +122,7 @@ def host(gpus: int = 1, holders: int = 1, engines: int = 1, **more) -> Snapshot:
         "incidents": (incident(),),
         "incidents_total": {("startup", "kv_lt_max_len"): 1},
         "last_incidents": {("startup", "kv_lt_max_len"): AT - 10},
+        "titles": {"kv_lt_max_len": "The KV cache is too small for one request"},
         "triggers_total": {"log_failure": 2},
     }
     return Snapshot(**given | more)

@@ -16,6 +16,7 @@ from running_agent import RunningAgent
 from stand_in import StandIn
 from test_export_otlp import Collector
 
+from oomwatch.report.pages import title
 from oomwatch.units import GIB
 
 TWO_GPUS = """
@@ -176,6 +177,9 @@ def test_a_host_from_its_start_to_the_end_of_its_engine(
         assert (labels["kind"], labels["cause"]) == ("failure", "killed_by_signal")
         assert labels["severity"] == "critical"  # it serves no more
         assert labels["engine_id"] == name
+        assert page.labels("cause_info") == [
+            {"cause": "killed_by_signal", "title": title("killed_by_signal", "en")}
+        ]
         page = await_page(
             agent,
             free_port,

@@ -30,6 +30,7 @@ from oomwatch.records import (
     StoredIncident,
     Trigger,
 )
+from oomwatch.report.pages import title
 from oomwatch.sources.nvml import NvmlReading
 from oomwatch.sources.nvml_device import GpuReading, MigInstance
 from oomwatch.sources.output import LogLocation
@@ -362,6 +363,12 @@ def test_open_incidents_the_newest_first():
         ("inc-2", "kv_pressure", "kv_saturation", "warning", "kv_saturation."),
         ("inc-1", "failure", "kv_lt_max_len", "critical", "kv_lt_max_len."),
     ]
+
+
+def test_causes_of_incidents_go_by_their_titles_too(rig):
+    assert rig.snapshot().titles == {}
+    rig.figures.incidents.start([incident(1), incident(2, cause="no_such"), incident(3, None)])
+    assert rig.snapshot().titles == {"kv_lt_max_len": title("kv_lt_max_len", "en")}
 
 
 # ---------------------------------------------------------------- the agent itself
