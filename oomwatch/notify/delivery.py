@@ -153,10 +153,7 @@ class Delivery:
             sink = self._made()
             with self._condition:
                 now = time.monotonic()
-                given_up = self._queue.expired(now)
-                rows = () if given_up else self._queue.take(now)
-                if self._status.disabled is not None:
-                    given_up, rows = self._queue.rows, ()
+                given_up, rows = self._next(now)
                 if not rows and not given_up and not self._is_to_refresh(sink, now):
                     if not self._stopping:
                         self._condition.wait(self._idle_seconds(sink, now))
@@ -173,6 +170,13 @@ class Delivery:
                 with self._condition:
                     self._queue.let_go()
                     self._condition.wait(1.0)
+
+    def _next(self, now: float) -> tuple[Sequence[OutboxRow], Sequence[OutboxRow]]:
+        """What is to be given up, and what to be sent; never both."""
+        if self._status.disabled is not None:
+            return self._queue.rows, ()
+        given_up = self._queue.expired(now)
+        return given_up, () if given_up else self._queue.take(now)
 
     def _made(self) -> Sink | None:
         """The receiver, made from its section; None while a secret or the like is missing."""

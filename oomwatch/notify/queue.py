@@ -125,8 +125,10 @@ class SinkQueue:
                 known.stored = True
 
     def settle(self, ids: Iterable[str]) -> None:
-        """These do not wait any more."""
-        for identity in ids:
+        """These do not wait any more, and are not being sent."""
+        settled = frozenset(ids)
+        self._in_flight -= settled
+        for identity in settled:
             self._waiting.pop(identity, None)
 
     # ---------------------------------------------------------------- what goes next

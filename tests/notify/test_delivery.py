@@ -177,6 +177,26 @@ def test_a_receiver_that_is_gone_is_not_asked_again_until_it_is_enabled(deliver,
     assert receiver.ids() == ["d"]
 
 
+def test_a_receiver_that_is_back_is_sent_to_also_if_others_waited_when_it_was_gone(deliver):
+    back, sent = threading.Event(), []
+
+    def answer(notice, _thread):
+        time.sleep(0.02)  # so that another may go at once
+        sent.append(notice.id)
+        return Delivered() if back.is_set() else Refused("410", disable=True)
+
+    sink = Scripted()
+    sink.send = answer
+    delivery, reports = deliver(lambda _config: sink)
+    queue(delivery, *(row(f"m{n}", f"inc-{n}") for n in range(5)))
+    reports.wait_until_settled(*(f"m{n}" for n in range(5)))
+    assert sent == ["m0"]
+    back.set()
+    for n in range(5):
+        delivery.ask_again(row(f"m{n}", f"inc-{n}"))
+    reports.wait_for(lambda: set(reports.states().values()) == {"delivered"})
+
+
 def test_what_is_asked_for_is_tried_at_once_whatever_pause_is_kept(deliver, receiver):
     """Not when the hour is over for which the receiver wanted to be left alone."""
     answers = iter([429])
