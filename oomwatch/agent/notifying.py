@@ -33,7 +33,7 @@ from oomwatch.store.control import last_change
 from oomwatch.store.incidents import get_incident
 from oomwatch.store.outbox import PENDING, read_outbox
 from oomwatch.store.silences import read_acknowledged, read_silences
-from oomwatch.store.writer import Watcher
+from oomwatch.store.watching import Watcher
 
 _LOG = logging.getLogger(__name__)
 
@@ -343,7 +343,9 @@ class Notifier:
         views = {
             incident_id: views[lang] for incident_id, views in self._views.items() if lang in views
         }
-        return undelivered_message(row, name, at, lang, views)
+        return undelivered_message(
+            row, name, at, lang, views=views, labels=self._config.notify.labels
+        )
 
     def _thread_of(self, row: OutboxRow) -> str | None:
         if row.incident_id is None or row.kind in FIRST:
@@ -357,7 +359,7 @@ class Notifier:
             sink = self._sinks().get(name)
             views = [each.get(lang_of(sink)) for each in self._views.values()] if sink else []
         return [
-            Notice(first.id, "opened", first.created_at, (view,))
+            Notice(first.id, "opened", first.created_at, (view,), self._ledger.back_note(view))
             for view in views
             if view is not None
             and view.closed_at is None

@@ -81,6 +81,8 @@ def add(
         raise UsageError(
             "say which incidents: --engine, --host, --cause, --class, --label, or --all alone"
         )
+    if "cause" in matchers:
+        _check_cause(matchers["cause"])
     for label in matchers.get("labels", ()):
         if not label.partition("=")[2]:
             raise UsageError(f"--label {label[:60]}: write NAME=VALUE")
@@ -99,6 +101,22 @@ def add(
         _print_json({"silence": _as_json(silence)})
     else:
         click.echo(_line(silence, now))
+
+
+def _check_cause(pattern: str) -> None:
+    """Raises `UsageError` for one that no cause can match: it would hold nothing."""
+    import difflib
+    import fnmatch
+
+    from oomwatch.causes import CAUSES
+
+    known = [cause for causes in CAUSES.values() for cause in causes]
+    if any(fnmatch.fnmatchcase(cause, pattern) for cause in known):
+        return
+    near = difflib.get_close_matches(pattern[:80], known, n=1)
+    what = f"that {pattern[:60]} stands for" if "*" in pattern else pattern[:60]
+    hint = f"did you mean {near[0]}?" if near else "`oomwatch explain` lists them"
+    raise UsageError(f"there is no cause {what}; {hint}")
 
 
 def _end(duration: str | None, until: str | None, now: float) -> float:

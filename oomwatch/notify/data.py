@@ -64,6 +64,7 @@ def _ever_smaller(notice: Notice) -> Iterator[dict[str, Any]]:
         "at": format_rfc3339(notice.at),
         "host": platform.node() or None,
         "note": notice.note,
+        "labels": dict(notice.labels),
         "truncated": False,
         "left_out": 0,
         "incidents": [_incident(one) for one in notice.incidents],

@@ -10,14 +10,19 @@ from typing import Any, Final
 from oomwatch.config.fields import Key, members
 from oomwatch.config.notify import SinkConfig
 from oomwatch.config.sinks import SINKS
-from oomwatch.notify.notes import grouped_note, recurrence_note, undelivered_note
+from oomwatch.notify.changes import change_note, change_of
+from oomwatch.notify.notes import escalated_note, grouped_note, recurrence_note, undelivered_note
 from oomwatch.notify.notice import IncidentNotice, Notice, NoticeKind, RemedyNotice
 from oomwatch.notify.recurrence import Recurrence
+from oomwatch.notify.wording import words
 from oomwatch.report.locale import Language
+from oomwatch.report.pages import meaning, title
 
 KINDS: Final[tuple[NoticeKind, ...]] = (
     "opened", "updated", "escalated", "resolved", "grouped", "undelivered", "test",
 )  # fmt: skip
+_ID: Final = "inc-0123456789ab"
+_CAUSE: Final = "prefill_activation_peak"
 _HELD: Final[Mapping[str, str]] = {
     "url": "https://hooks.example.com/services/example",
     "token": "xoxb-example",
@@ -32,14 +37,16 @@ _HELD: Final[Mapping[str, str]] = {
 def example_incident(lang: Language, now: float) -> IncidentNotice:
     """A server that was refused memory in the middle of a long prefill."""
     zh = lang == "zh"
+    said = (
+        "The activations of one step of 16,384 tokens needed 2.0 GiB; 1.1 GiB of 79.3 GiB were "
+        "free beside the KV cache."
+    )
     return IncidentNotice(
-        id="inc-0123456789ab",
+        id=_ID,
         fingerprint="chat-70b/failure",
         host="gpu-07",
         severity="critical",
-        headline="长提示预填充所需的激活显存超过余量"
-        if zh
-        else "A long prefill needed more activation memory than was left",
+        headline=title(_CAUSE, lang),
         opened_at=now - 95,
         engine_id="chat-70b",
         engine="vllm",
@@ -47,10 +54,9 @@ def example_incident(lang: Language, now: float) -> IncidentNotice:
         model="Qwen3-32B",
         gpus=(0, 1),
         incident_class="long_context",
-        cause="prefill_activation_peak",
+        cause=_CAUSE,
         confidence=0.9,
-        why="The activations of one step of 16,384 tokens needed 2.0 GiB; 1.1 GiB of 79.3 GiB "
-        "were free beside the KV cache.",
+        why=f"{meaning(_CAUSE, lang)} {said}" if zh else said,
         remedies=(
             RemedyNotice(
                 "每步最多处理 4096 个提示 token"
@@ -82,24 +88,30 @@ def example_incident(lang: Language, now: float) -> IncidentNotice:
 
 
 def example_notices(incident: IncidentNotice, lang: Language, now: float) -> list[Notice]:
-    """One message of each kind about an incident."""
+    """One message of each kind about an incident, and one of an incident that is back."""
     over = dataclasses.replace(incident, closed_at=now)
+    if incident.id == _ID:
+        over = dataclasses.replace(over, resolution=words(lang)["cured"])
+    before = dataclasses.replace(incident, cause="irregular_unknown", remedies=())
     other = dataclasses.replace(incident, id="inc-ba9876543210", engine_id="embed")
     again = Recurrence(count=3, span_seconds=1200.0)
     notes = {
-        "opened": recurrence_note(again, lang),
+        "updated": change_note(change_of(before), incident, lang),
+        "escalated": escalated_note(incident.id, now - incident.opened_at, lang),
         "grouped": grouped_note(2, 1, lang),
         "undelivered": undelivered_note("oncall", "hooks.example.com answered 403", lang),
     }
     about: dict[str, tuple[IncidentNotice, ...]] = {
         "resolved": (over,),
-        "grouped": (over, other),
+        "grouped": (other, over),
         "test": (),
     }
-    return [
+    found = [
         Notice(f"msg-example-{kind}", kind, now, about.get(kind, (incident,)), notes.get(kind))
         for kind in KINDS
     ]
+    back = Notice("msg-example-back", "opened", now, (incident,), recurrence_note(again, lang))
+    return [found[0], back, *found[1:]]
 
 
 def without_secrets(config: SinkConfig) -> tuple[SinkConfig, dict[str, str]]:

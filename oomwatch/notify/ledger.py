@@ -8,6 +8,7 @@ from typing import Final
 
 from oomwatch.config.notify import NotifySettings, SinkConfig
 from oomwatch.notify.changes import change_of
+from oomwatch.notify.notes import recurrence_note
 from oomwatch.notify.notice import IncidentNotice, Notice, notice_to_json
 from oomwatch.notify.outbox import FIRST, Outbox, dropped, incidents_in, message
 from oomwatch.notify.policy import Around, Drop, Hold, Tell, decide
@@ -84,6 +85,10 @@ class Ledger:
         """How long until `due` has something; None if nothing waits for a time."""
         moments = [until for until in self._held.values() if until is not None]
         return max(0.0, min(moments) - now) if moments else None
+
+    def back_note(self, incident: IncidentNotice) -> str | None:
+        """That an incident is back, for programs that are reminded of it; None if it is not."""
+        return recurrence_note(self.history.recurrence(incident), "en")
 
     # ---------------------------------------------------------------- what is to be told
     def reconcile(self, incident: IncidentNotice, sink: SinkConfig, now: float) -> list[Change]:

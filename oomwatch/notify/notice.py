@@ -80,6 +80,8 @@ class Notice:
     incidents: tuple[IncidentNotice, ...] = ()
     note: str | None = None
     """A sentence about the message itself: how often it came back, what could not be delivered."""
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Of a message that is about no incident, such as a test: those of the configuration."""
 
 
 def notice_to_json(notice: Notice) -> dict[str, Any]:

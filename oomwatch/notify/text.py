@@ -106,7 +106,7 @@ def worst(notice: Notice) -> str:
 
 def text_body(notice: Notice, lang: Language, detail: Detail = DETAILS[0]) -> str:
     """The lines below the subject."""
-    paragraphs = [note(notice, lang)]
+    paragraphs = [note(notice, lang), labels(notice, lang)]
     if len(notice.incidents) == 1:
         paragraphs += _paragraphs(notice, notice.incidents[0], lang, detail)
     else:
@@ -121,6 +121,13 @@ def note(notice: Notice, lang: Language) -> str:
     if notice.note is None and notice.kind == "test":
         return words(lang)["test_note"].format(host=platform.node() or "?")
     return clean(notice.note or "", _NOTE)
+
+
+def labels(notice: Notice, lang: Language) -> str:
+    """``Labels: site=fra1, team=chat``, of a message that has some of its own."""
+    own = words(lang)
+    shown = own["and"].join(f"{name}={value}" for name, value in sorted(notice.labels.items()))
+    return clean(f"{own['labels']}{own['colon']}{shown}", _NOTE) if shown else ""
 
 
 def place(incident: IncidentNotice) -> str:
@@ -160,6 +167,11 @@ def when(incident: IncidentNotice, lang: Language) -> list[tuple[str, str]]:
     return found
 
 
+def shown_by(incident: IncidentNotice) -> str:
+    """The command that shows an incident whole."""
+    return f"oomwatch incidents show {incident.id}"
+
+
 def more_about(incident: IncidentNotice, lang: Language) -> str:
     """Where the whole story is: the runbook, or the command that tells it offline."""
     if incident.runbook_url:
@@ -191,8 +203,7 @@ def _paragraphs(
     if not over:
         yield _todo(incident.remedies[: detail.remedies], lang, effects=detail.effects)
     facts = [] if over or not detail.memory else [(own["memory"], incident.memory or "")]
-    shown = f"oomwatch incidents show {incident.id}"
-    facts += [*when(incident, lang), (own["incident"], shown)]
+    facts += [*when(incident, lang), (own["incident"], shown_by(incident))]
     facts.append((own["runbook"], more_about(incident, lang)))
     yield "\n".join(f"{label}{colon}{value}" for label, value in facts if value)
     if not over and incident.evidence[: detail.evidence]:

@@ -20,11 +20,14 @@ def undelivered_message(
     sink: str,
     now: float,
     lang: Language = "en",
+    *,
     views: Mapping[str, IncidentNotice] = MappingProxyType({}),
+    labels: Mapping[str, str] = MappingProxyType({}),
 ) -> OutboxRow:
     """What `sink` is told of a failed message of another; in one hour all have the same id.
 
     `views` are incidents, by id, as this receiver reads them; others are told as they were written.
+    `labels` are those of the configuration.
     """
     identity = message_id("undelivered", row.sink, sink, int(now // _HOUR))
     try:
@@ -42,6 +45,6 @@ def undelivered_message(
         changed_at=now,
         change=row.id,
         headline=f"{row.incident_id or row.kind} not delivered to {row.sink}: {row.headline}",
-        notice=notice_to_json(Notice(identity, "undelivered", now, incidents, note)),
+        notice=notice_to_json(Notice(identity, "undelivered", now, incidents, note, dict(labels))),
         due_at=now,
     )

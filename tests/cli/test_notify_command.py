@@ -234,7 +234,7 @@ def test_every_kind_of_message_of_every_kind_of_receiver_can_be_seen(kind):
     assert heads == [f"--- {name} ({kind}): {each}" for each in kinds]
     is_person = kind in {"slack", "email", "apprise"}
     assert ("told of each incident by itself" in shown) != is_person
-    assert shown.count("It is back: 3 times in 20 min") == 1
+    assert "It is back: 3 times in 20 min" in shown
     if is_person:
         assert "It serves again, with other flags." in shown
     assert "--max-num-batched-tokens 4096" in shown
@@ -293,7 +293,7 @@ def test_a_silence_of_a_cause(store, cause):
     ("words", "error"),
     [
         (["--for", "2h", "--cause", "kv_saturaton"], "no cause kv_saturaton; did you mean kv_sat"),
-        (["--for", "2h", "--cause", "zzz"], "no cause zzz; `oomwatch explain --list` has them"),
+        (["--for", "2h", "--cause", "zzz"], "no cause zzz; `oomwatch explain` lists them"),
         (["--for", "2h", "--cause", "vk_*"], "no cause that vk_. stands for"),
         (["--for", "2h"], "say which incidents"),
         (["--all", "--engine", "a", "--for", "2h"], "say which incidents"),

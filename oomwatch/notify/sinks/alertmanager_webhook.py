@@ -71,7 +71,7 @@ def _of_incident(notice: Notice, incident: IncidentNotice) -> dict[str, Any]:
     over = notice.kind == "resolved" or incident.closed_at is not None
     return _alert(
         alerts.incident_labels(incident),
-        alerts.incident_annotations(incident),
+        alerts.incident_annotations(incident, notice.note),
         incident.opened_at,
         (incident.closed_at or notice.at) if over else None,
     )

@@ -39,8 +39,9 @@ def incident_labels(incident: IncidentNotice) -> dict[str, str]:
     return {**incident.labels, **{name: value for name, value in own.items() if value}}
 
 
-def incident_annotations(incident: IncidentNotice) -> dict[str, str]:
-    """What a person is told of it."""
+def incident_annotations(incident: IncidentNotice, note: str | None = None) -> dict[str, str]:
+    """What a person is told of it; `note` is what its message says of itself."""
+    runbook = None if incident.runbook_url else text.more_about(incident, "en")
     flags = [" ".join(remedy.flags) for remedy in incident.remedies if remedy.flags]
     todo = [remedy.title for remedy in incident.remedies]
     confidence = "" if incident.confidence is None else f"{incident.confidence:.2f}"
@@ -51,7 +52,10 @@ def incident_annotations(incident: IncidentNotice) -> dict[str, str]:
         "remedies": "; ".join(todo),
         "memory": incident.memory,
         "confidence": confidence,
+        "note": note or incident.note,
         "incident": incident.id,
+        "show": text.shown_by(incident),
+        "runbook": runbook,
         "runbook_url": incident.runbook_url,
     }
     return {name: value for name, value in known.items() if value}
@@ -61,7 +65,8 @@ def notice_labels(notice: Notice) -> dict[str, str]:
     """Labels of a message that is about no incident of its own: a test, messages given up."""
     name = "OomwatchTest" if notice.kind == "test" else "OomwatchUndelivered"
     severity = "info" if notice.kind == "test" else "warning"
-    return {"alertname": name, "severity": severity, "host": platform.node() or "unknown"}
+    own = {"alertname": name, "severity": severity, "host": platform.node() or "unknown"}
+    return {**notice.labels, **own}
 
 
 def notice_annotations(notice: Notice) -> dict[str, str]:

@@ -6,6 +6,7 @@ back while it is still open there joins it.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import platform
@@ -87,9 +88,11 @@ def dedup_key(incident: IncidentNotice) -> str:
 def _trigger(
     notice: Notice, incident: IncidentNotice | None, key: str, why: str | None
 ) -> dict[str, Any]:
-    one = Notice(notice.id, notice.kind, notice.at, (incident,) if incident else notice.incidents)
+    about = (incident,) if incident else notice.incidents
+    one = dataclasses.replace(notice, incidents=about)
     host = incident.host if incident else platform.node() or "oomwatch"
-    said = ": ".join(filter(None, (text.subject(one, "en"), why)))
+    back = notice.note if incident else None
+    said = ": ".join(filter(None, (text.subject(one, "en"), back, why)))
     event: dict[str, Any] = {
         "event_action": "trigger",
         "dedup_key": key,

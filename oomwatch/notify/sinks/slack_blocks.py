@@ -24,7 +24,14 @@ _MESSAGE: Final = 12_000
 _HEADER: Final = 150
 _TEXT: Final = 2_500
 _ZERO_WIDTH: Final = "\u200b"
-_AUTOLINK: Final = re.compile(r"(?<=[A-Za-z0-9_/-])\.(?=[A-Za-z]{2})|(?<=[a-z]):(?=//)|@(?=\w)")
+_DOTTED: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)+")
+_DOT: Final = re.compile(r"\.(?=[A-Za-z]{2})")
+_CALL: Final = re.compile(r"(?<=[a-z]):(?=//)|@(?=\w)")
+_NO_DOMAIN: Final = re.compile(
+    r"\.(?:log|py|pyx|json|jsonl|txt|toml|ya?ml|cfg|conf|ini|out|err|bin|safetensors|gguf|so|cu|cpp"
+    r"|service|slice|scope|[A-Z][A-Za-z]*(?:Error|Exception|Warning))$"
+)
+"""Ends of names of files, units and Python's classes: none is taken for a domain to link to."""
 _NOT_ASKED: Final = {"unfurl_links": False, "unfurl_media": False, "link_names": False}
 
 
@@ -121,7 +128,7 @@ def _told(incident: IncidentNotice, lang: Language, detail: Detail) -> Iterator[
 def _footer(incident: IncidentNotice, lang: Language) -> Iterator[dict[str, Any]]:
     own = words(lang)
     facts = [f"{label} {value}" for label, value in text.when(incident, lang) if value]
-    yield _plain(" · ".join((*facts, incident.id)))
+    yield _plain(" · ".join((*facts, text.shown_by(incident))))
     more = text.more_about(incident, lang)
     if incident.runbook_url and incident.runbook_url.startswith(("http://", "https://")):
         yield _plain(" · ")
@@ -147,8 +154,16 @@ def _size(payload: dict[str, Any]) -> int:
 
 
 def _harmless(line: str) -> str:
-    """With zero-width spaces where a name of a host or person would be taken for a link or call."""
-    return _escaped(_AUTOLINK.sub(lambda match: match[0] + _ZERO_WIDTH, line))
+    """With zero-width spaces where a name of a host or person would be taken for a link or call.
+
+    Names of files and classes have none: they are copied.
+    """
+    line = _DOTTED.sub(lambda name: _unlinked(name[0]), line)
+    return _escaped(_CALL.sub(lambda sign: sign[0] + _ZERO_WIDTH, line))
+
+
+def _unlinked(name: str) -> str:
+    return name if _NO_DOMAIN.search(name) else _DOT.sub(f".{_ZERO_WIDTH}", name)
 
 
 def _escaped(line: str) -> str:

@@ -173,7 +173,7 @@ def test_a_resolved_one_is_short():
     said = shown(slack_payload(notice("resolved"), "en"))
     assert said.startswith("[RESOLVED]")
     assert "It serves again, with other flags." in said
-    assert "Lasted 11.7 min" in said
+    assert "Lasted 11 min 40 s" in said
     assert FLAGS not in said
 
 
