@@ -680,6 +680,24 @@ def test_receivers_are_told_apart_by_name(load):
     assert "notify.slack.0.name is missing" in problem
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "part"), [("hook", "Hook", "HOOK"), ("on-call", "on.call", "ON_CALL")]
+)
+def test_receivers_do_not_share_the_variables_of_their_secrets(load, first, second, part):
+    one = '[[notify.webhook]]\nname = "{}"\nurl = "http://h/x"\n'
+    (problem,) = problems(load, one.format(first) + one.format(second))
+    assert f"notify.webhook.1 ({second}).name {second} is too like the earlier receiver" in problem
+    assert f"{first}: OOMWATCH_NOTIFY_{part}_" in problem
+    assert load(one.format(first) + one.format(f"{second}2"), strict=True)
+
+
+def test_quiet_hours_have_a_length(load):
+    text = '[[notify.slack]]\nname = "a"\nquiet_hours = "22:00-{}"\n'
+    (problem,) = problems(load, text.format("22:00"))
+    assert "notify.slack.0 (a).quiet_hours begin and end at 22:00" in problem
+    assert load(text.format("22:01"), strict=True)
+
+
 def test_labels_come_from_tables_and_from_text(load):
     text = '[notify]\nlabels = { site = "fra1" }\n[[engine]]\nname = "a"\nport = 1\n'
     loaded = load(text, {"OOMWATCH_ENGINE__0__LABELS": "team=chat, tier = gold"})

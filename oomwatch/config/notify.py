@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Final, Literal
 
@@ -93,9 +94,17 @@ class SinkConfig:
     )
 
     def problems(self) -> Iterator[Problem]:
-        """A name to call it by."""
+        """A name to call it by, and quiet hours that begin and end."""
         if self.name is None:
             yield "name", 'is missing: give the receiver a name, such as name = "oncall"'
+        begin, _, end = (self.quiet_hours or "").partition("-")
+        if begin and begin == end:
+            yield "quiet_hours", f"begin and end at {begin}: write two times, or leave it out"
+
+
+def variable_part(name: str) -> str:
+    """How a receiver's name stands in the variables that hold its secrets: ON_CALL for on-call."""
+    return re.sub(r"[^A-Za-z0-9]", "_", name).upper()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from oomwatch.config.fields import Problem, sections
-from oomwatch.config.notify import NotifySettings, SinkConfig
+from oomwatch.config.notify import NotifySettings, SinkConfig, variable_part
 from oomwatch.config.sinks import (
     SINKS,
     AlertmanagerConfig,
@@ -43,13 +43,20 @@ class NotifyConfig(NotifySettings):
         return tuple(sink for kind in SINKS for sink in getattr(self, kind))
 
     def problems(self) -> Iterator[Problem]:
-        """Receivers are told apart by name; the place of a runbook is that of its cause."""
+        """Receivers and their secrets are told apart by name; a runbook has the cause's."""
         if self.runbook_url is not None:
             for other in _OTHER_PLACE.findall(self.runbook_url):
                 yield "runbook_url", f"has {other} in it: only {{cause}} is filled in"
-        taken: set[str] = set()
+        taken: dict[str, str] = {}
         for kind in SINKS:
             for index, sink in enumerate(getattr(self, kind)):
-                if sink.name in taken:
+                part = variable_part(sink.name)
+                if sink.name in taken.values():
                     yield f"{kind}.{index}.name", f"{sink.name} is taken by an earlier receiver"
-                taken.add(sink.name)
+                elif part in taken:
+                    yield (
+                        f"{kind}.{index}.name",
+                        f"{sink.name} is too like the earlier receiver {taken[part]}: "
+                        f"OOMWATCH_NOTIFY_{part}_... would hold the secrets of both",
+                    )
+                taken.setdefault(part, sink.name)

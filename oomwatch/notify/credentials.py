@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from oomwatch.config.headers import parse_headers
 from oomwatch.config.load import ConfigError
-from oomwatch.config.notify import SinkConfig
+from oomwatch.config.notify import SinkConfig, variable_part
 from oomwatch.config.secrets import read_secret
 
 
@@ -64,5 +64,4 @@ class Credentials:
 
     def variable(self, key: str) -> str:
         """``OOMWATCH_NOTIFY_ONCALL_URL``."""
-        name = re.sub(r"[^A-Za-z0-9]", "_", self._config.name or "")
-        return f"OOMWATCH_NOTIFY_{name}_{key}".upper()
+        return f"OOMWATCH_NOTIFY_{variable_part(self._config.name or '')}_{key.upper()}"
