@@ -24,10 +24,11 @@ _ISSUERS: Final = (
 )
 _NAMES: Final = (
     r"api[-_ ]?keys?",
-    r"(?:access|secret|private|account|signing|encryption)[-_]?keys?(?:[-_]id)?",
+    r"(?:access|secret|private|account|signing|encryption|(?<![a-z])auth)[-_]?keys?(?:[-_]id)?",
     r"secret|passw(?:or)?d|passphrase|credentials?|authorization|cookie",
     rf"(?<![a-z])(?:{_ISSUERS})[-_]?token",
     r"(?<=--)token",
+    r"(?-i:(?<![A-Za-z])pwd|(?<=_)PWD)(?!\\*[\"']?\s{0,4}[=:]\s{0,4}[\"']?/)",  # not a directory
 )
 # Variables of the environment, by the end of their name.
 _UPPER: Final = r"(?<=[A-Z0-9]_)(?<!PER_)(?:TOKEN|KEY|AUTH)"
@@ -50,12 +51,31 @@ _TYPED_MANY: Final = re.compile(  # vLLM's --api-key takes several
     rf"((?i:--api[-_]keys?)\s+)(?!-)((?:{_QUOTED}|[^\s;|]++)(?:\s+(?!-)(?:{_QUOTED}|[^\s;|]++))*+)"
 )
 _IN_URL: Final = re.compile(r"(?<=://)(?:([^\s/@:'\"]*):)?[^\s/'\"]+@")
-_SHAPES: Final = re.compile(
-    r"(?i:(?<=bearer\s)[\w.~+/=-]{8,})|\b(?:hf_[A-Za-z0-9]{30,}|sk-[\w-]{20,}|nvapi-[\w-]{20,}"
-    r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|AKIA[A-Z0-9]{16}"
-    r"|xox[abprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+_ISSUED: Final = (  # the shapes of keys, by who gives them out
+    r"hf_[A-Za-z0-9]{30,}|api_org_[A-Za-z0-9]{30,}",  # Hugging Face
+    r"ms-[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}",  # ModelScope
+    r"sk-[\w-]{20,}|nvapi-[\w-]{20,}|gsk_[A-Za-z0-9]{32,}|xai-[A-Za-z0-9]{40,}",
+    r"pplx-[A-Za-z0-9]{32,}|r8_[A-Za-z0-9]{30,}|fw_(?=[A-Za-z]*\d)[A-Za-z0-9]{20,}",
+    r"[0-9a-f]{32}\.[A-Za-z0-9]{16}",  # Zhipu
+    r"gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}",
+    r"npm_[A-Za-z0-9]{30,}|pypi-AgE[\w-]{30,}",
+    r"A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,}|ya29\.[\w.-]{20,}|dapi[a-f0-9]{32}",  # clouds
+    r"LTAI[A-Za-z0-9]{12,}|AKID[A-Za-z0-9]{30,}|AKLT[A-Za-z0-9]{20,}|do[opr]_v1_[a-f0-9]{32,}",
+    r"xox[abceoprs](?:\.xox[bp])?-[\w-]{10,}|xapp-[\w-]{10,}|\d{6,12}:AA[\w-]{30,}",  # chats
+    r"[sr]k_(?:live|test)_[A-Za-z0-9]{16,}|shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}",  # shops
+    r"SG\.[\w-]{16,}\.[\w-]{16,}|whsec_[A-Za-z0-9+/=]{24,}|NRAK-[A-Z0-9]{20,}",
+    r"ATATT3[\w=-]{20,}|lin_api_[A-Za-z0-9]{30,}|ntn_[A-Za-z0-9]{30,}",
+    r"hv[sbr]\.[\w-]{20,}|dp\.(?:pt|st|ct|sa)\.[A-Za-z0-9.]{30,}|AGE-SECRET-KEY-1[A-Z0-9]{30,}",
+    r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*",  # JSON Web Tokens
 )
-_HINT: Final = re.compile(r"(?i:key|secret|pass|credential|auth|cookie|token)")
+_SHAPES: Final = re.compile(
+    rf"(?i:(?<=bearer\s)[\w.~+/=-]{{8,}})|(?<=wandb\slogin\s)[0-9a-f]{{40,}}|\b(?:{'|'.join(_ISSUED)})"
+)
+_PRIVATE_KEY: Final = re.compile(
+    r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
+    r"(?:[^-]|-(?!----))*+(?:-----END [A-Z0-9 ]{0,40}-----)?"
+)
+_HINT: Final = re.compile(r"(?i:key|secret|pass|pwd|credential|auth|cookie|token)")
 _MANY: Final = re.compile(r"(?i:--api[-_]keys?)")
 _PLAIN: Final = re.compile(r"(?i:none|null|true|false)?|\*+|\$(?:\w+|\{[^}]*\}|\([^)]*\))")
 _OPENING: Final = re.compile(r"(?:(?i:bearer|basic|digest)\s+)?[\[(]?\\*(?:[bru]?[\"'])?")
@@ -86,6 +106,8 @@ def hide_text(text: str) -> str:
         text = _ASSIGNED.sub(_without_value, text)
     if "@" in text:
         text = _IN_URL.sub(lambda m: ("" if m[1] is None else f"{m[1]}:") + HIDDEN + "@", text)
+    if "PRIVATE KEY" in text:
+        text = _PRIVATE_KEY.sub(HIDDEN, text)
     return _SHAPES.sub(HIDDEN, text)
 
 

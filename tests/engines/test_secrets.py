@@ -66,6 +66,46 @@ def test_hidden_in_text(text, shown):
     assert hide_text(found) == found, "a second look changes nothing"
 
 
+B64 = "s3cr3tABCd" * 4
+HEX = "5ec2e7ab" * 5
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        f"hf_{B64}", f"api_org_{B64}", f"sk-proj-{B64}", f"sk-ant-api03-{B64}", f"nvapi-{B64}",
+        "ms-5ec2e7ab-5ec2-e7ab-5ec2-5ec2e7ab5ec2", f"{HEX[:32]}.{B64[:16]}", f"gsk_{B64}", f"xai-{B64}",
+        f"pplx-{B64}", f"r8_{B64}", f"fw_{B64[:24]}", f"ghp_{B64}", f"glpat-{B64}", f"npm_{B64}",
+        f"pypi-AgEIcHlwaS5vcmc{B64}", "AKIAIOSFODNN7EXAMPLE", "ASIAIOSFODNN7EXAMPLE", f"AIzaSyA{B64[:32]}",
+        f"ya29.a0Af{B64}", f"dapi{HEX[:32]}", f"LTAI5t{B64[:18]}", f"AKID{B64[:32]}", f"AKLT{B64}",
+        f"dop_v1_{HEX}", f"xoxb-1234567890-{B64}", f"xoxe.xoxp-1-{B64}", f"xapp-1-A012-123456-{B64}",
+        f"123456789:AAH{B64[:32]}", f"sk_live_{B64[:24]}", f"rk_live_{B64[:24]}", f"shpat_{HEX[:32]}",
+        f"SG.{B64[:22]}.{B64}", f"whsec_{B64}", "NRAK-S3CR3TABCDS3CR3TABCDS3CR3TA", f"ATATT3x{B64}",
+        f"lin_api_{B64}", f"ntn_{B64}", f"hvs.{B64}", f"dp.pt.{B64}",
+        "AGE-SECRET-KEY-1" + "QZ3" * 19,
+        f"-----BEGIN PRIVATE KEY----- {B64} {B64}",
+        f"-----BEGIN RSA PRIVATE KEY-----\\nDEK-Info: AES-256-CBC\\n{B64}\\n-----END RSA PRIVATE KEY-----",
+    ],
+)  # fmt: skip
+def test_the_shape_of_a_key_is_enough(key):
+    assert hide_text(f"cannot use {key}") == "cannot use ***"
+    assert hide_text(f'{{"k": "{key}"}}').startswith('{"k": "***')
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"X-Auth-Key: {HEX}", "X-Auth-Key: ***"),
+        ("pwd=hunter2 n=1", "pwd=*** n=1"),
+        ("DB_PWD=hunter2", "DB_PWD=***"),
+        (f"wandb login {HEX}", "wandb login ***"),
+        (f"-----BEGIN PRIVATE KEY-----{B64}-----END PRIVATE KEY----- then", "*** then"),
+    ],
+)
+def test_other_names_of_secrets(text, shown):
+    assert hide_text(text) == shown
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -77,7 +117,11 @@ def test_hidden_in_text(text, shown):
         "KeyError: 'model.layers.0.key_cache', monkey=1",
         "GET http://127.0.0.1:8000/metrics?user@host",
         "/var/run/secrets/kubernetes.io/serviceaccount",
-        "PWD=/root AUTHOR=me",
+        "PWD=/root AUTHOR=me pwd=/srv OLDPWD=/root cwd=x",
+        f"models--Qwen--Qwen3/snapshots/{'0c' * 20}/model-00001-of-00017.safetensors",
+        f"sha256:{'0c' * 32} ~/.cache/vllm/torch_compile_cache/{'0c' * 5}/rank_0_0/{'0c' * 16}.cubin",
+        "pplx-7b-online fw_attention_kernel_with_a_long_name r8_kernel npm_config dp.size SG.x",
+        "INFO 12345678:AAB3 GPU-5ec2e7ab-5ec2-e7ab-5ec2-5ec2e7ab5ec2 ms-marco-MiniLM-L-12-v2",
     ],
 )
 def test_left_as_it_is(text):
@@ -202,7 +246,15 @@ def test_any_words_are_taken(words):
 
 
 def test_hostile_text_takes_no_time():
-    for text in ("--api-key k " * 9000, "api_key=" + "]" * 90_000 + "x", "://" * 30_000 + "@"):
+    for text in (
+        "--api-key k " * 9000,
+        "api_key=" + "]" * 90_000 + "x",
+        "://" * 30_000 + "@",
+        "-----BEGIN PRIVATE KEY-----" * 4_000,
+        "0c" * 60_000,
+        "dp.pt." * 20_000,
+        "eyJ" * 30_000,
+    ):
         begun = time.process_time()
         hide_text(text)
         assert time.process_time() - begun < 5, "linear: some hundredths of a second"
