@@ -19,7 +19,7 @@ from oomwatch.config.notify import NotifySettings, SinkConfig
 from oomwatch.errors import OomwatchError
 from oomwatch.notify.grouping import grouped_message
 from oomwatch.notify.notice import Notice, notice_from_json
-from oomwatch.notify.outbox import incidents_in, lang_of
+from oomwatch.notify.outbox import lang_of, subjects_of
 from oomwatch.notify.outcome import Delivered, Later, Outcome, Refused, Sink
 from oomwatch.notify.queue import IN_TROUBLE, SinkQueue
 from oomwatch.records import OutboxRow
@@ -112,9 +112,9 @@ class Delivery:
                 self._queue.add(
                     row,
                     now,
-                    incidents=_incidents_of(row),
+                    subjects=subjects_of(row),
                     age_seconds=wall - row.created_at,
-                    delay_seconds=max(0.0, (row.due_at or wall) - wall) if from_store else 0.0,
+                    delay_seconds=_delay_seconds(row, wall) if from_store else 0.0,
                     stored=from_store,
                     sealed=begun,
                 )
@@ -125,7 +125,7 @@ class Delivery:
         """Try a message now, whatever pause was kept, and also if the receiver is disabled."""
         with self._condition:
             self._status = dataclasses.replace(self._status, disabled=None)
-            self._queue.ask_again(row, time.monotonic(), _incidents_of(row))
+            self._queue.ask_again(row, time.monotonic(), subjects_of(row))
             self._condition.notify_all()
 
     def replace(self, old_id: str, row: OutboxRow | None) -> bool:
@@ -219,7 +219,7 @@ class Delivery:
             with self._condition:
                 self._queue.settle(one.id for one in members)
                 self._queue.let_go()
-                self._queue.add(row, now, incidents=_incidents_of(row))
+                self._queue.add(row, now, subjects=subjects_of(row))
             # All of them in one transaction; it is sent once that is on disk.
             self._report([*members, row])
             return
@@ -375,9 +375,10 @@ def _named(row: OutboxRow) -> str:
     return f"{row.kind} {row.incident_id or row.headline} ({row.id})"
 
 
-def _incidents_of(row: OutboxRow) -> set[str]:
-    """All incidents that a message is about."""
-    return {str(each["id"]) for each in incidents_in(row) if "id" in each}
+def _delay_seconds(row: OutboxRow, wall: float) -> float:
+    """How long a stored message still waits; never longer than it was to, wherever the clock is."""
+    due = wall if row.due_at is None else row.due_at
+    return max(0.0, min(due - wall, due - row.changed_at))
 
 
 def _fault() -> str:

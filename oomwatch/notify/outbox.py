@@ -177,6 +177,18 @@ def incidents_in(row: OutboxRow) -> list[Mapping[str, Any]]:
     return [each for each in listed if isinstance(each, Mapping)]
 
 
+def subjects_of(row: OutboxRow) -> set[str]:
+    """All incidents that a message is about, and what names them to those who keep alerts.
+
+    An end that comes late must not end the alert of the next incident like it.
+    """
+    subjects = set()
+    for each in incidents_in(row):
+        subjects.add(str(each.get("id")))
+        subjects.add(f"{each.get('host')}/{each.get('fingerprint')}")
+    return subjects
+
+
 def lang_of(sink: SinkConfig) -> Language:
     """The language of a receiver's messages: programs get English, people what they chose."""
     lang: Language = getattr(sink, "lang", "en")

@@ -1,8 +1,9 @@
 """The messages that wait for one receiver: which may go next, and which go together.
 
-Messages of one incident go in their order, one after the other; different incidents do not wait
-for each other. After three failed attempts in a row the receiver itself is taken to be in trouble
-and all of them wait. All times are monotonic seconds.
+Messages of one incident go in their order, one after the other, and so do those of incidents that
+a receiver may take for the same alert; others do not wait for each other. After three failed
+attempts in a row the receiver itself is taken to be in trouble and all of them wait.
+All times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -29,15 +30,23 @@ _UNSTORED_GROUP_SECONDS: Final = 5.0
 @dataclasses.dataclass(slots=True)
 class _Waiting:
     row: OutboxRow
-    incidents: frozenset[str]
+    subjects: frozenset[str]
     due: float
     expires: float
+    gives_up: float
+    """The same for one that could not be tried since the agent runs: a clock may have been set."""
     handed: float
     stored: bool
     sealed: bool
     """Whether it may have been sent: then nothing about it may change."""
     asked: bool = False
     """Whether somebody wants it to be tried now."""
+    tried: bool = False
+
+    @property
+    def ends(self) -> float:
+        """When it is given up."""
+        return self.expires if self.tried else self.gives_up
 
 
 class SinkQueue:
@@ -73,7 +82,7 @@ class SinkQueue:
         row: OutboxRow,
         now: float,
         *,
-        incidents: Iterable[str] = (),
+        subjects: Iterable[str] = (),
         age_seconds: float = 0.0,
         delay_seconds: float = 0.0,
         stored: bool = False,
@@ -81,7 +90,8 @@ class SinkQueue:
     ) -> None:
         """Queue a message, behind all others; one that waits already takes its new form.
 
-        `sealed`: it may have been sent already, so nothing about it may change.
+        `subjects` are what it is about besides its own incident: it waits for all that is about one
+        of them. `sealed`: it may have been sent already, so nothing about it may change.
         """
         known = self._waiting.get(row.id)
         if known is not None:
@@ -91,9 +101,10 @@ class SinkQueue:
         give_up = self.settings.give_up_after_seconds
         self._waiting[row.id] = _Waiting(
             row=row,
-            incidents=frozenset(of | set(incidents)),
+            subjects=frozenset(of | set(subjects)),
             due=now + delay_seconds,
             expires=now + max(0.0, give_up - max(0.0, age_seconds)),
+            gives_up=now + give_up,
             handed=now,
             stored=stored,
             sealed=sealed or row.attempts > 0,
@@ -110,12 +121,15 @@ class SinkQueue:
             known.row, known.handed, known.stored = row, now, False
         return True
 
-    def ask_again(self, row: OutboxRow, now: float, incidents: Iterable[str] = ()) -> None:
-        """Somebody wants this one tried now: before others, and whatever pause was kept."""
-        self.add(row, now, incidents=incidents)
+    def ask_again(self, row: OutboxRow, now: float, subjects: Iterable[str] = ()) -> None:
+        """Somebody wants this one tried now: before others, and whatever pause was kept.
+
+        It may have arrived, whatever became of it.
+        """
+        self.add(row, now, subjects=subjects, sealed=True)
         known = self._waiting[row.id]
-        known.expires = now + self.settings.give_up_after_seconds
-        known.asked, self._paused_until = True, 0.0
+        known.expires = known.gives_up = now + self.settings.give_up_after_seconds
+        known.asked, known.sealed, self._paused_until = True, True, 0.0
 
     def mark_stored(self, ids: Iterable[str]) -> None:
         """These are on disk now: they may be sent."""
@@ -143,9 +157,14 @@ class SinkQueue:
                 return self._begin(together, now)
         return ()
 
+    @property
+    def _window_seconds(self) -> float:
+        """No shorter than what a receiver needs that takes few a second, or none would be held."""
+        needed = (self.settings.group_limit + 1) / self.per_second
+        return max(self.settings.group_window_seconds, needed)
+
     def _in_window(self, first: _Waiting, now: float) -> tuple[OutboxRow, ...]:
-        window = self.settings.group_window_seconds
-        if now - self._window_from >= window:
+        if now - self._window_from >= self._window_seconds:
             held, self._holding = self._holding, False
             self._window_from, self._sent = now, 0
             if held:
@@ -167,25 +186,27 @@ class SinkQueue:
         blocked: set[str] = set()
         for one in self._waiting.values():
             fits = one.row.kind in _GROUPED and not one.sealed and self._may_go(one, now)
-            if fits and not one.incidents & blocked:
+            if fits and not one.subjects & blocked:
                 found.append(one.row)
             else:
-                blocked |= one.incidents
+                blocked |= one.subjects
         return tuple(found)
 
     def _heads(self, now: float) -> Iterable[_Waiting]:
         """The first message of each incident, if it may go."""
         blocked: set[str] = set()
         for one in self._waiting.values():
-            if not one.incidents & blocked and self._may_go(one, now):
+            if not one.subjects & blocked and self._may_go(one, now):
                 yield one
-            blocked |= one.incidents
+            blocked |= one.subjects
 
     def _may_go(self, one: _Waiting, now: float) -> bool:
         return one.due <= now and (one.stored or now >= _written_by(one))
 
     def _begin(self, rows: tuple[OutboxRow, ...], now: float) -> tuple[OutboxRow, ...]:
         self._in_flight = frozenset(row.id for row in rows)
+        for row in rows:
+            self._waiting[row.id].tried = True
         self._free_at = now + 1 / self.per_second
         return rows
 
@@ -194,13 +215,13 @@ class SinkQueue:
         if not self._waiting:
             return None
         gate = max(self._paused_until, self._free_at)
-        moments = [one.expires for one in self._waiting.values()]
+        moments = [one.ends for one in self._waiting.values()]
         for one in self._waiting.values():
             ready = one.due if one.stored else max(one.due, _written_by(one))
             if ready > now or gate > now:
                 moments.append(max(ready, gate))
         if self._holding:
-            moments.append(max(gate, self._window_from + self.settings.group_window_seconds))
+            moments.append(max(gate, self._window_from + self._window_seconds))
         return max(0.0, min(moments) - now)
 
     # ---------------------------------------------------------------- what became of it
@@ -243,7 +264,7 @@ class SinkQueue:
         return [
             one.row
             for one in self._waiting.values()
-            if now >= one.expires and one.row.id not in self._in_flight
+            if now >= one.ends and one.row.id not in self._in_flight
         ]
 
 

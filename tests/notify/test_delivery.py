@@ -23,7 +23,7 @@ QUICK = dataclasses.replace(SETTINGS, retry_interval_seconds=0.01, group_window_
 
 
 def row(name, incident="inc-1", kind="opened", **changes):
-    notice = Notice(name, kind, NOW, (an_incident(id=incident),))
+    notice = Notice(name, kind, NOW, (an_incident(id=incident, fingerprint=f"{incident}/failure"),))
     return OutboxRow(
         name, "hook", kind, "waiting", time.time(), NOW,
         incident_id=incident, notice=notice_to_json(notice), **changes,
@@ -254,6 +254,26 @@ def test_a_message_is_given_up_in_time_and_says_why(deliver):
     assert reports.rows[-1].state == "failed"
     assert reports.rows[-1].reason.startswith("given up after")
     assert reports.rows[-1].reason.endswith("no room")
+
+
+@pytest.mark.parametrize("hours", [-24, 25])
+def test_what_waits_in_the_store_is_tried_wherever_the_clock_is_after_a_restart(deliver, hours):
+    delivery, reports = deliver(lambda _config: Scripted(), wall=lambda: time.time() + hours * 3600)
+    now = time.time()
+    waits = dataclasses.replace(row("a", attempts=3), changed_at=now, due_at=now + 0.2)
+    delivery.add([waits], from_store=True)
+    reports.wait_until_settled("a")
+    assert reports.states() == {"a": "delivered"}
+
+
+def test_the_end_of_an_alert_goes_before_the_next_one_like_it(deliver):
+    sink = Scripted(Later("not now"))
+    settings = dataclasses.replace(QUICK, retry_interval_seconds=0.3)
+    delivery, reports = deliver(lambda _config: sink, settings)
+    alike = row("end", kind="resolved"), dataclasses.replace(row("next"), incident_id="inc-2")
+    queue(delivery, *alike)
+    reports.wait_until_settled("end", "next")
+    assert [notice.id for notice, _ in sink.sent] == ["end", "end", "next"]
 
 
 def test_a_fault_of_a_sink_is_a_failed_attempt_without_its_text(deliver, caplog):

@@ -93,6 +93,17 @@ def test_what_others_wait_for_is_tried_again_when_the_receiver_is():
     assert pause > 60  # its own would be 5 s
 
 
+def test_the_end_of_an_alert_goes_before_the_next_one_that_a_receiver_takes_for_the_same():
+    queue = Queue()
+    queue.put(row("end", "inc-1", "resolved"), subjects=["gpu-1/chat/failure"])
+    queue.put(row("next", "inc-2"), subjects=["gpu-1/chat/failure"])
+    queue.put(row("other", "inc-3"), subjects=["gpu-1/chat/kv_pressure"])
+    assert queue.send(0, well=False) == "end"
+    assert queue.send(0) == "other"
+    assert queue.ids(0) == []
+    assert [queue.send(10), queue.send(10)] == ["end", "next"]
+
+
 def test_what_is_not_about_an_incident_waits_for_nothing():
     queue = Queue(row("a"), row("x", None, "undelivered"))
     queue.send(0, well=False)
@@ -165,9 +176,24 @@ def test_what_has_waited_for_a_day_is_given_up_also_over_a_restart():
     queue = Queue(row("a"))
     queue.put(row("b", "inc-2"), age_seconds=86_000)
     queue.put(row("c", "inc-3"), age_seconds=-50)  # the clock was set back
+    assert queue.send(400, well=False) == "a"
+    assert queue.send(400, well=False) == "b"
     assert [each.id for each in queue.expired(401)] == ["b"]
-    queue.take(401)
+    queue.take(86_399)
     assert {each.id for each in queue.expired(86_401)} == {"b", "c"}  # a is being sent
+
+
+def test_nothing_is_given_up_because_of_its_age_before_it_was_tried():
+    """The clock may have been set while the agent was away."""
+    queue = Queue()
+    queue.put(row("a"), age_seconds=400 * 86_400)
+    queue.put(row("b"), age_seconds=400 * 86_400)
+    assert not queue.expired(1)
+    assert queue.send(1, well=False) == "a"
+    assert [each.id for each in queue.expired(1)] == ["a"]
+    queue.settle(["a"])
+    assert not queue.expired(2)
+    assert queue.send(2) == "b"
 
 
 # ---------------------------------------------------------------- new forms
@@ -235,6 +261,23 @@ def test_several_messages_of_one_incident_go_together_in_order():
     queue.put(row("x", None, "undelivered"), 1)
     assert queue.send(1) == "x"
     assert queue.ids(30) == ["opened", "updated", "resolved"]
+
+
+def test_what_is_asked_for_may_have_arrived_and_so_stays_as_it_is():
+    queue = Queue(groups=True)
+    for each in many(6):
+        queue.ask_again(each, 0)
+        queue.mark_stored([each.id])
+    assert [queue.send(0) for _ in range(6)] == [f"m{n}" for n in range(6)]
+    queue.ask_again(row("m9"), 0)
+    assert not queue.replace("m9", None, 0)
+
+
+def test_a_window_is_no_shorter_than_what_the_receiver_needs():
+    queue = Queue(*many(8), groups=True, per_second=1, group_window_seconds=1.0)
+    assert [queue.send(now) for now in range(3)] == ["m0", "m1", "m2"]
+    assert queue.ids(3) == []
+    assert queue.ids(4) == [f"m{n}" for n in range(3, 8)]
 
 
 def test_a_large_backlog_is_several_messages():
