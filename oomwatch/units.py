@@ -80,10 +80,14 @@ def format_span(seconds: float) -> str:
     """A span to the point, for messages and lists: ``45 s``, ``1 min 36 s``, ``2 h 30 min``."""
     whole = max(0, round(seconds))
     for (large, label), (small, lesser) in itertools.pairwise(_SPANS):
-        whole = round(whole / small) * small if whole >= large else whole
-        if whole >= large:
-            rest = whole % large // small
-            return f"{whole // large} {label}" + (f" {rest} {lesser}" if rest else "")
+        if whole < large:
+            continue
+        whole = round(whole / small) * small
+        upper = next((name for size, name in _SPANS if size == whole), label)
+        if upper != label:  # 23 h 59 min 59 s
+            return f"1 {upper}"
+        rest = whole % large // small
+        return f"{whole // large} {label}" + (f" {rest} {lesser}" if rest else "")
     return f"{whole} s"
 
 

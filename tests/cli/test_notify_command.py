@@ -248,6 +248,16 @@ def test_a_preview_speaks_chinese_to_people():
     assert shown.count("再次出现") == 1
 
 
+def test_a_test_message_carries_the_labels_by_which_it_is_routed(configured, receiver):
+    labels = '[notify]\nlabels = { site = "fra1" }\n'
+    configured.write_text(labels + configured.read_text(encoding="utf-8"), encoding="utf-8")
+    run(notify, "test", "hook")
+    ((_, body),) = receiver.attempts
+    assert body["data"]["labels"] == {"site": "fra1"}
+    shown = run(notify, "test", "hook", "--dry-run")
+    assert "webhook-timestamp: " in shown
+
+
 @pytest.mark.usefixtures("configured")
 def test_a_mail_in_a_preview_names_the_one_that_it_answers():
     assert "In-Reply-To: <inc-0123456789ab.oomwatch@" in run(

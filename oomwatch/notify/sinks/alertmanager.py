@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from oomwatch.config.sinks import AlertmanagerConfig
 from oomwatch.notify.data import compact
-from oomwatch.notify.http import HttpClient, outcome
+from oomwatch.notify.http import Answer, HttpClient, outcome
 from oomwatch.notify.notice import IncidentNotice, Notice
-from oomwatch.notify.outcome import Delivered, Later, Outcome
+from oomwatch.notify.outcome import Delivered, Later, Outcome, Refused
 from oomwatch.notify.sinks import alerts
 from oomwatch.notify.sinks.base import BaseSink
 
+_NOT_THERE: Final = 404
 _REFRESH_SECONDS: Final = 60.0
 _OWN_LASTS_SECONDS: Final[Mapping[str, float]] = {"test": 300.0, "undelivered": 3600.0}
 
@@ -94,7 +95,7 @@ class AlertmanagerSink(BaseSink):
         body, own = compact(told), self._credentials.headers()
         headers = {**own, "Content-Type": "application/json"}
         said = [
-            outcome(self._client.post(url, body, headers), (url, *own.values()))
+            _outcome(self._client.post(url, body, headers), (url, *own.values()))
             for url in self._urls
         ]
         for kind in (Delivered, Later):
@@ -102,6 +103,16 @@ class AlertmanagerSink(BaseSink):
                 if isinstance(one, kind):
                     return one
         return said[0]
+
+
+def _outcome(answer: Answer | Later, secrets: Iterable[str]) -> Outcome:
+    said = outcome(answer, secrets)
+    if isinstance(answer, Answer) and answer.status == _NOT_THERE and isinstance(said, Refused):
+        return Refused(
+            f"{said.reason}; give only the base address in urls, such as "
+            "http://alertmanager.internal:9093: oomwatch adds /api/v2/alerts"
+        )
+    return said
 
 
 def _is_over(notice: Notice, incident: IncidentNotice) -> bool:

@@ -92,7 +92,8 @@ def _trigger(
     one = dataclasses.replace(notice, incidents=about)
     host = incident.host if incident else platform.node() or "oomwatch"
     back = notice.note if incident else None
-    said = ": ".join(filter(None, (text.subject(one, "en"), back, why)))
+    more = " ".join(filter(None, (back, why)))
+    said = ": ".join(filter(None, (text.subject(one, "en"), more)))
     event: dict[str, Any] = {
         "event_action": "trigger",
         "dedup_key": key,

@@ -64,7 +64,10 @@ class WebhookSink(BaseSink):
     def preview(self, notice: Notice, thread: str | None) -> str:  # noqa: ARG002 - it has none
         """The headers that are its own, and the body."""
         body = json.dumps(_body(notice), ensure_ascii=False, indent=2)
-        return f"webhook-id: {notice.id}\nwebhook-signature: v1,…\n\n{body}"
+        return (
+            f"webhook-id: {notice.id}\nwebhook-timestamp: {round(notice.at)}\n"
+            f"webhook-signature: v1,…\n\n{body}"
+        )
 
     def _secrets(self) -> list[bytes]:
         words = self._credentials.get("secret", _ADVICE).split()

@@ -248,3 +248,31 @@ def test_preview_is_what_is_posted(receiver):
     [alert] = json.loads(sink_of(receiver.url).preview(notice("opened", CURRENT), None))
     assert alert["labels"]["alertname"] == "OomwatchIncident"
     assert not receiver.got
+
+
+def test_a_path_that_is_not_there_says_what_to_write(alertmanager):
+    said = sink_of(f"{alertmanager.url}/api/v2/alerts").send(notice("opened", CURRENT), None)
+    assert isinstance(said, Refused)
+    assert "give only the base address in urls" in said.reason
+
+
+def test_an_alert_says_that_it_is_back_and_where_to_read_on(receiver):
+    back = notice("opened", dataclasses.replace(CURRENT, runbook_url=None), note="It is back.")
+    sink = sink_of(receiver.url)
+    for told in (sink.send(back, None), sink.refresh([back])):
+        assert told == Delivered()
+    for got in receiver.got:
+        [alert] = got.json
+        said = alert["annotations"]
+        assert said["note"] == "It is back."
+        assert said["runbook"] == "oomwatch explain prefill_activation_peak"
+        assert said["show"] == "oomwatch incidents show inc-0123456789ab"
+        assert "runbook_url" not in said
+
+
+@pytest.mark.parametrize("kind", ["test", "undelivered"])
+def test_messages_about_messages_can_be_routed_by_the_labels_of_the_configuration(receiver, kind):
+    sink_of(receiver.url).send(notice(kind, at=NOW, labels={"site": "fra1"}), None)
+    [alert] = receiver.got[0].json
+    assert alert["labels"]["site"] == "fra1"
+    assert alert["labels"]["alertname"].startswith("Oomwatch")

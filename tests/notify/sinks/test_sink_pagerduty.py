@@ -113,3 +113,11 @@ def test_the_key_is_needed_and_not_shown(receiver, secret):
     shown = sink_of(receiver, secret).preview(notice("opened"), None)
     assert KEY not in shown
     assert json.loads(shown)[0]["event_action"] == "trigger"
+
+
+def test_that_it_is_back_is_said(receiver, secret):
+    sink_of(receiver, secret).send(notice("opened", note="It is back: 2 times in 3 min."), None)
+    payload = receiver.got[0].json["payload"]
+    assert "It is back: 2 times in 3 min.: " not in payload["summary"]
+    assert "It is back: 2 times in 3 min. The activations" in payload["summary"]
+    assert payload["custom_details"]["note"] == "It is back: 2 times in 3 min."
