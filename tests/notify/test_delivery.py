@@ -22,8 +22,9 @@ from oomwatch.records import OutboxRow
 QUICK = dataclasses.replace(SETTINGS, retry_interval_seconds=0.01, group_window_seconds=0.3)
 
 
-def row(name, incident="inc-1", kind="opened", **changes):
-    notice = Notice(name, kind, NOW, (an_incident(id=incident, fingerprint=f"{incident}/failure"),))
+def row(name, incident="inc-1", kind="opened", fingerprint=None, **changes):
+    fingerprint = fingerprint or f"{incident}/failure"
+    notice = Notice(name, kind, NOW, (an_incident(id=incident, fingerprint=fingerprint),))
     return OutboxRow(
         name, "hook", kind, "waiting", time.time(), NOW,
         incident_id=incident, notice=notice_to_json(notice), **changes,
@@ -270,8 +271,8 @@ def test_the_end_of_an_alert_goes_before_the_next_one_like_it(deliver):
     sink = Scripted(Later("not now"))
     settings = dataclasses.replace(QUICK, retry_interval_seconds=0.3)
     delivery, reports = deliver(lambda _config: sink, settings)
-    alike = row("end", kind="resolved"), dataclasses.replace(row("next"), incident_id="inc-2")
-    queue(delivery, *alike)
+    alike = "chat/failure"
+    queue(delivery, row("end", "inc-1", "resolved", alike), row("next", "inc-2", "opened", alike))
     reports.wait_until_settled("end", "next")
     assert [notice.id for notice, _ in sink.sent] == ["end", "end", "next"]
 
