@@ -26,6 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 _MAX_PAGE_BYTES: Final = 8 << 20
 """Of a metrics page: vLLM's is 0.1 MB for each engine. It is read into our own memory."""
+_GLANCE_SECONDS: Final = 1.0
 _TAKEN_SECONDS: Final = 5.0
 _KEEPER_SECONDS: Final = 2.0
 _MOST_GROUPS: Final = 1024
@@ -90,10 +91,23 @@ class Following:
             holders = {sample.pid for sample in reading.processes} if reading is not None else set()
             if self._newcomers.call_for_search(time.monotonic(), holders):
                 self._search_once(reading)
-            asked = self._search_now.wait(self._config.discovery.interval_seconds)
+            asked = self._await_reason(self._config.discovery.interval_seconds)
             if asked:
                 self._search_now.clear()
                 self._stop.wait(1.0)  # its keeper takes a moment to start it again
+
+    def _await_reason(self, seconds: float) -> bool:
+        """Wait for the next look, at most so long; whether something asks for a search at once.
+
+        A start that fails within seconds would be over before a look that is made now and then.
+        """
+        due = time.monotonic() + seconds
+        while (left := due - time.monotonic()) > 0:
+            if self._search_now.wait(min(_GLANCE_SECONDS, left)):
+                return True
+            if self._newcomers.has_come():
+                break
+        return False
 
     def _search_once(self, reading: NvmlReading | None) -> None:
         found = apply_names(self._config, discover(nvml=reading))

@@ -14,6 +14,8 @@ _YOUNG_LOOKS: Final = 3
 """A launcher becomes the server without a new process: new ones are looked at more than once."""
 _SELDOM: Final = 6
 """Every so many looks all processes are searched, whatever came."""
+_MOST_GLANCED_AT: Final = 64
+"""Of the processes that came since the last look, where a build starts them by the hundred."""
 
 
 class Newcomers:
@@ -32,13 +34,25 @@ class Newcomers:
         """Let the next look be a search."""
         self._looks = 0
 
+    def has_come(self) -> bool:
+        """Whether what may be an engine of its own came since the last look: one listing, mostly.
+
+        What an engine starts itself can wait for the next look.
+        """
+        came = sorted(self._here() - self._known)[-_MOST_GLANCED_AT:]
+        members = self._table.live_pids() if came else set()
+        processes = (read_process(pid, proc_root=self._proc_root) for pid in came)
+        return any(
+            process is not None and process.ppid not in members and may_be_of_engine(process)
+            for process in processes
+        )
+
     def call_for_search(self, now: float, holders: AbstractSet[int]) -> bool:
         """Whether a search may find what the last one did not.
 
         `holders` are the processes that hold GPU memory, `now` is monotonic time.
         """
-        names = os.listdir(self._proc_root)  # noqa: PTH208 - names
-        here = {int(name) for name in names if name.isdigit()}
+        here = self._here()
         self._young.update(dict.fromkeys(here - self._known, _YOUNG_LOOKS))
         self._known = here
         new_holders = holders - self._holders
@@ -49,6 +63,10 @@ class Newcomers:
         due = self._looks % _SELDOM == 0
         self._looks += 1
         return due or unsettled or bool(newcomers or new_holders)
+
+    def _here(self) -> set[int]:
+        names = os.listdir(self._proc_root)  # noqa: PTH208 - names
+        return {int(name) for name in names if name.isdigit()}
 
     def _may_matter(self, pid: int, members: set[int], holders: AbstractSet[int]) -> bool:
         left = self._young.pop(pid) - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -49,6 +50,8 @@ def command(
         if not found:
             raise click.UsageError(f"--set {setting}: write KEY=VALUE")
         overrides[key.strip()] = value
-    if store is not None:
-        overrides["store.url" if "://" in store else "store.path"] = store
+    if store is not None and "://" in store:
+        overrides["store.url"] = store
+    elif store is not None:  # a shell's words are relative to where they are typed, a file's never
+        overrides["store.path"] = str(Path(store).expanduser().absolute())
     ctx.exit(main_agent(path, overrides))

@@ -122,3 +122,13 @@ def test_who_is_gone_is_not_looked_at_again(newcomers, spawn):
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert not newcomers.call_for_search(0.0, set())
+
+
+def test_a_glance_sees_an_engine_that_came_and_nothing_else(newcomers, spawn):
+    assert not newcomers.has_come()
+    spawn("sleep", "300")
+    assert not newcomers.has_come()
+    spawn()
+    assert newcomers.has_come()
+    assert newcomers.call_for_search(0.0, set())
+    assert not newcomers.has_come()
