@@ -27,6 +27,7 @@ _WHOLE_BODY: Final = re.compile(
 )
 _REPEATED: Final = re.compile(  # a server's own words, up to those of a client that it repeats
     r"The model `|were present in the request but ignored: |(?:Aborted|Added|Finished) request\S* "
+    r"|Conversation roles must alternate[^:]{0,80}: "
     r"|LoRA adapter that has never been loaded: |Unknown (?:part type|modality|role): "
     r"|(?:Error in (?:detect_and_parse|parse_streaming_increment)|[Tt]ool (?:call )?parsing error"
     r"|[Ff]ailed to parse (?:JSON part|(?:tool|function)[ _]calls?|arguments)[\w ]{0,40}): "

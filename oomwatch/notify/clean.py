@@ -32,10 +32,15 @@ _CALL: Final = re.compile(
 )
 _SIGNS: Final = re.compile(r"[<>@＠]")
 _PASSES: Final = 8
-_REQUEST_TEXT: Final = re.compile(  # a prompt somewhere in a server's own line
-    r"""((?:\b|['"_])(?:prompts?|messages?|content|input_text|text_input|inputs?|query|question
-    |prompt_token_ids|system_prompt|user_message)['"]?\s{0,4}[=:]\s{0,4}
-    (?=\\*[bru]?['"\[{])).*""",
+_REQUEST_TEXT: Final = re.compile(  # a prompt or an answer somewhere in a server's own line
+    r"""(
+    (?:\b|['"_])(?:prompts?|messages?|content|input_text|text_input|inputs?|query|question
+    |prompt_token_ids|system_prompt|user_message|text|instructions?|completion|generated_text
+    |output_text|decoded(?:_text)?)['"]?\s{0,4}[=:]\s{0,4}(?=\\*[bru]?['"\[{])
+    |\bprompt\s{0,4}[=:]\s{0,4}(?=[^\s\d-])
+    |(?<![\w-])(?:user|human|assistant)\s?:\s{1,4}(?=\S+\s+\S|[^\x00-\x7f])
+    |<[|｜](?:im_start|start_header_id|start|user|assistant|system)[|｜]>|<start_of_turn>|\[INST\]
+    ).*""",
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
 

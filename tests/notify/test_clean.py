@@ -38,10 +38,40 @@ CALLS = re.compile(
         ("Received request cmpl-1: prompt: 'hi'", "Received request …"),
         ('refused {"messages": [{"role": "user"}]}', 'refused {"messages": …'),
         ("KV cache: 5 prompts, 3 messages", "KV cache: 5 prompts, 3 messages"),
+        ("got text='my recipe'", "got text=…"),
+        ('completion="my recipe"', "completion=…"),
+        ("out generated_text=['my recipe']", "out generated_text=…"),
+        ('output_text: "my recipe"', "output_text: …"),
+        ('instructions: "my recipe"', "instructions: …"),
+        ("prompt = my recipe", "prompt = …"),
+        ("turn user: my recipe", "turn user: …"),
+        ("### Human: my recipe", "### Human: …"),
+        ("user: 我的菜谱", "user: …"),
+        ("in <|im_start|>user my recipe", "in <|im_start|>…"),
+        ("in <｜User｜>my recipe", None),
+        ("in [INST] my recipe [/INST]", "in [INST]…"),
+        (
+            "ValueError: Conversation roles must alternate: my recipe",
+            "ValueError: Conversation roles must alternate: …",
+        ),
     ],
 )
 def test_what_is_left(text, cleaned):
-    assert clean_text(text, 300) == cleaned
+    assert "recipe" not in clean_text(text, 300)
+    assert cleaned in {None, clean_text(text, 300)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Avg prompt throughput: 512.0 tokens/s, prompt: 512 tokens, n_prompt_tokens = 12",
+        "user: root",
+        "context: 8192, text: 5, completion tokens: 7, input: 4096",
+        "prompt eval time = 12 ms; new prompt, n_ctx_slot = 4096",
+    ],
+)
+def test_what_a_server_says_of_itself_is_left(text):
+    assert clean_text(text, 300) == text
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
