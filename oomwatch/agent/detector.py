@@ -12,8 +12,9 @@ from typing import Any, Final, Protocol
 from oomwatch.agent.conditions import Conditions
 from oomwatch.agent.engines import EngineTable, WatchedEngine
 from oomwatch.agent.excerpt import excerpt_of
-from oomwatch.agent.explain import Explainer, as_json
-from oomwatch.agent.failures import CALM, Failures, plausible_time
+from oomwatch.agent.explain import Explainer
+from oomwatch.agent.failures import Failures, plausible_time
+from oomwatch.agent.judged import explained, part_for
 from oomwatch.agent.messages import (
     Discovered,
     GpusSwept,
@@ -175,7 +176,8 @@ class Detector:
 
     def _kernel_said(self, message: KernelSaid) -> None:
         event = message.event
-        self._kernel.append((message.now, event))
+        if (message.now, event) not in self._kernel:  # else it is tried again
+            self._kernel.append((message.now, event))
         pid = event.fields.get("pid")
         engine = self._table.of_process(pid) if isinstance(pid, int) else None
         if not event.kind.startswith("oom") or engine is None:
@@ -208,7 +210,10 @@ class Detector:
             times.pop(0)
             if not times:
                 del self._again[incident_id]
-            self._explain_again(incident_id)
+            try:
+                self._explain_again(incident_id)
+            except Exception:  # noqa: BLE001 - what is known of it stays
+                _LOG.exception("%s could not be explained again", incident_id)
             if not times:
                 self._subjects.pop(incident_id, None)
         if now >= self._forecast_due:
@@ -251,9 +256,9 @@ class Detector:
             engines, (incident.window_from, min(wall, incident.window_to or wall))
         )
         self._save_excerpt(incident_id, engines)
-        found = _part_for(incident, diagnosis)
+        found = part_for(incident, diagnosis)
         if found is not None:
-            self._keep(_explained(incident, found))
+            self._keep(explained(incident, found))
 
     def _engines_of(self, incident: StoredIncident) -> list[WatchedEngine]:
         """The start that it happened to; without a name, all engines that run."""
@@ -291,16 +296,24 @@ class Detector:
             if engine is not None:
                 self._subjects[incident.id] = engine
         if diagnosis is None and is_new:
-            diagnosis = _part_for(incident, self._explain(self._engines_of(incident)))
+            diagnosis = self._first_diagnosis(incident)
         if diagnosis is not None:
-            incident = _explained(incident, diagnosis)
+            incident = explained(incident, diagnosis)
         self._keep(incident)
         if is_new:
-            self._save_excerpt(incident.id, self._engines_of(incident))
             after = self._config.incidents.window_after_seconds
             self._again[incident.id] = [now + _AGAIN_SECONDS, now + after + _AGAIN_SECONDS]
+            self._save_excerpt(incident.id, self._engines_of(incident))
         log = _LOG.warning if is_new else _LOG.info
         log("%s %s: %s", incident.id, trigger.kind, trigger.text)
+
+    def _first_diagnosis(self, incident: StoredIncident) -> dict[str, Any] | None:
+        """None too where judging fails: what set an incident off is told all the same."""
+        try:
+            return part_for(incident, self._explain(self._engines_of(incident)))
+        except Exception:  # noqa: BLE001 - it is explained again in a moment
+            _LOG.exception("%s has no diagnosis yet; it is tried again", incident.id)
+            return None
 
     def _keep(self, incident: StoredIncident) -> None:
         self.book.put(incident)
@@ -368,27 +381,3 @@ def _concerns(event: KernelEvent, engines: list[WatchedEngine]) -> bool:
         return True
     victim = event.fields.get("pid")
     return any(victim in engine.pids for engine in engines)
-
-
-def _explained(incident: StoredIncident, found: Mapping[str, Any]) -> StoredIncident:
-    """With a new diagnosis, unless that knows no cause and the one before does.
-
-    A server that is started again finds in its log that the last one died, and no more.
-    """
-    known = incident.diagnosis
-    if known is not None and known.get("verdict") != "unknown" == found.get("verdict"):
-        return incident
-    return dataclasses.replace(incident, diagnosis=found)
-
-
-def _part_for(incident: StoredIncident, diagnosis: Diagnosis) -> dict[str, Any] | None:
-    """What a diagnosis says about this incident; None for nothing better than what is known.
-
-    A failure is explained by a failure. Pressure is explained by what is at risk, if something is.
-    """
-    if family(incident) == "failure":
-        lead = diagnosis.incidents[0].finding if diagnosis.incidents else None
-        return None if lead is None or lead.cause in CALM else as_json(diagnosis, only=0)
-    if diagnosis.risks:
-        return as_json(dataclasses.replace(diagnosis, incidents=(), verdict="at_risk"))
-    return as_json(diagnosis) if diagnosis.incidents else None

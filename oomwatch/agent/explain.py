@@ -12,6 +12,7 @@ from typing import Any
 from oomwatch.agent.engines import WatchedEngine
 from oomwatch.diagnose.inputs import Inputs, KernelInput, LogInput, PageInput
 from oomwatch.diagnose.judge import diagnose, verdict_of
+from oomwatch.engines import versions
 from oomwatch.records import Diagnosis, Gpu, GpuSample, KernelEvent, Series, SourceStatus
 from oomwatch.remedies.prescription import with_remedies
 from oomwatch.report.json_report import to_json
@@ -31,6 +32,8 @@ class Explainer:
         self._host = host
         self._wall = wall
         self._read_window = read_window
+        for engine in ("vllm", "sglang"):  # later there may be no descriptor left to read them by
+            versions.table(engine)
 
     def explain(
         self,

@@ -30,6 +30,8 @@ _END_SECONDS: Final = 0.6
 """So long is waited for logs to be read until then."""
 _QUIET_SECONDS: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Between two judgements of a log that tells nothing new, time and again."""
+_RETRY_SECONDS: Final = (1.0, 5.0, 20.0)
+"""After judging has failed: a descriptor or memory that was missing may be there again."""
 _OLD_SECONDS: Final = 600.0
 _MOST_TOLD: Final = 256
 _NEEDED: Final = frozenset({"server", "api", "engine", "worker"})
@@ -51,6 +53,8 @@ class _Log:
     """When it was judged last and what that found was handed on."""
     quiet: int = 0
     told: dict[tuple[Any, ...], None] = dataclasses.field(default_factory=dict)
+    failed: int = 0
+    """How often in a row it could not be judged."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -62,6 +66,10 @@ class _End:
     """When the first of them was seen to end, in monotonic time."""
     exits: list[tuple[EngineExit, int]] = dataclasses.field(default_factory=list)
     """Of those that the engine cannot do without, but for the server itself."""
+    due: float = float("-inf")
+    """Not before this monotonic time, since it could not be judged."""
+    failed: int = 0
+    """How often that was so."""
 
 
 class Failures:
@@ -118,7 +126,8 @@ class Failures:
             oom_killed=ended.oom_killed,
             detail=ended.detail,
         )
-        engine.exits.append(end)
+        if end not in engine.exits:  # else it is told again
+            engine.exits.append(end)
         is_root = ended.pid == engine.root[0]
         failed = bool(ended.oom_killed) or is_abnormal(end)
         if is_root:
@@ -172,12 +181,42 @@ class Failures:
             # What has just ended is judged with its last words, which may still come.
             if is_due and id(self._table.get(engine_id)) not in self._ends:
                 log.due = None
-                self._judge_log(engine_id, log, now)
+                try:
+                    self._judge_log(engine_id, log, now)
+                except Exception:  # noqa: BLE001 - what an engine said must not be lost
+                    log.due = self._again_at(log, engine_id, now)
+                else:
+                    log.failed = 0
         read_at = self._logs_read_at()
         for key, end in list(self._ends.items()):
-            if read_at >= end.seen + _LAST_WORDS_SECONDS or now >= end.seen + _END_SECONDS:
-                del self._ends[key]
-                self._judge_end(end, now)
+            is_read = read_at >= end.seen + _LAST_WORDS_SECONDS or now >= end.seen + _END_SECONDS
+            if is_read and now >= end.due:
+                self._end(key, end, now)
+
+    def _end(self, key: int, end: _End, now: float) -> None:
+        del self._ends[key]
+        try:
+            diagnosis = self._diagnose(end.engine)
+        except Exception:  # noqa: BLE001 - that an engine has ended must not be lost
+            due = self._again_at(end, end.engine.id, now)
+            if due is not None:
+                end.due = due
+                self._ends[key] = end
+                return
+            diagnosis = Diagnosis("unknown", self._wall())
+        self._judge_end(end, diagnosis, now)
+
+    @staticmethod
+    def _again_at(what: _Log | _End, engine_id: str, now: float) -> float | None:
+        """When to try again what could not be judged; None after too many times."""
+        if what.failed < len(_RETRY_SECONDS):
+            due = now + _RETRY_SECONDS[what.failed]
+            what.failed += 1
+            _LOG.exception("%s could not be judged; it is tried again", engine_id)
+            return due
+        what.failed = 0
+        _LOG.exception("%s could not be judged", engine_id)
+        return None
 
     def _judge_log(self, engine_id: str, log: _Log, now: float) -> None:
         """Ask the judge whether the telling lines tell of a failure that is new."""
@@ -240,10 +279,9 @@ class Failures:
         )
         self._raise(trigger, now, as_json(diagnosis, only=place))
 
-    def _judge_end(self, end: _End, now: float) -> None:
+    def _judge_end(self, end: _End, diagnosis: Diagnosis, now: float) -> None:
         """Whether the engine failed, or did as it was asked."""
         engine = end.engine
-        diagnosis = self._diagnose(engine)
         fresh = self._fresh(engine, diagnosis)
         for place, finding in reversed(fresh):
             self._tell(engine, diagnosis, place, finding, now)

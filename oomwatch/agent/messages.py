@@ -109,6 +109,8 @@ Message = (
     | Seen
     | Reconfigured
 )
+READINGS: Final = (GpusSwept, PageRead, HostRead)
+"""Those that the next one makes up for."""
 _MOST_READINGS: Final = 512
 """A minute of everything at full rate; a detector that is further behind wants fresh ones."""
 
@@ -129,7 +131,7 @@ class Mailbox:
 
     def put(self, message: Message) -> None:
         """Hand a message over, from any thread."""
-        is_reading = isinstance(message, GpusSwept | PageRead | HostRead)
+        is_reading = isinstance(message, READINGS)
         try:
             if is_reading and self._queue.qsize() >= _MOST_READINGS:
                 raise queue.Full  # noqa: TRY301 - as if it were

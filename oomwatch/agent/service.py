@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from oomwatch import __version__, sdnotify
 from oomwatch.agent.allocator import spare_the_collector
+from oomwatch.agent.detecting import Detecting
 from oomwatch.agent.detector import Detector
 from oomwatch.agent.engines import EngineTable
 from oomwatch.agent.explain import Explainer
@@ -29,7 +30,7 @@ from oomwatch.agent.feeds import Feeds
 from oomwatch.agent.figures import Figures
 from oomwatch.agent.following import Following
 from oomwatch.agent.logs import LogFollowers
-from oomwatch.agent.messages import Discovered, Mailbox, Reconfigured, TellingLines
+from oomwatch.agent.messages import Mailbox, Reconfigured, TellingLines
 from oomwatch.agent.notifying import Notifier
 from oomwatch.agent.own_figures import OwnFigures
 from oomwatch.agent.own_usage import OwnUsageMeter
@@ -49,7 +50,6 @@ from oomwatch.store.writer import StoreStatus, StoreWriter
 
 _LOG = logging.getLogger("oomwatch")
 
-_TICK_SECONDS: Final = 0.1
 _MAIN_SECONDS: Final = 0.5
 _STATUS_SECONDS: Final = 10.0
 _ALIVE_SECONDS: Final = 30.0
@@ -81,7 +81,6 @@ class Agent:
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._burst_until = 0.0
-        self._detected_at = 0.0
         self._lease = contextlib.ExitStack()
         store = self.config.store
         self.writer = make_writer(
@@ -96,6 +95,7 @@ class Agent:
         self.table = EngineTable()
         self.feeds = Feeds(self.config, self.table, self.writer, self.mailbox, self._stop)
         self.detector: Detector | None = None
+        self.detecting: Detecting | None = None
         self.following: Following | None = None
         self.own = OwnFigures(
             self.mailbox, self.writer, self.address, self.stuck, self.notifier.statuses
@@ -129,6 +129,7 @@ class Agent:
             book,
             logs_read_at=lambda: logs.looked_at,
         )
+        detecting = self.detecting = Detecting(self.mailbox, detector, self._stop)
         logs = LogFollowers(
             self.config.sources,
             self.writer,
@@ -151,7 +152,7 @@ class Agent:
             self.feeds.start_sampler()
         self.notifier.start()
         self._thread("notify", lambda: self.notifier.run(self._stop))
-        self._thread("detector", lambda: self._detect(detector))
+        self._thread("detector", detecting.run)
         self._thread("host", self.feeds.watch_host)
         self._thread("logs", lambda: logs.run(self._stop))
         self._thread("exits", following.watch_exits)
@@ -294,20 +295,6 @@ class Agent:
     def _telling_lines(self, engine_id: str) -> None:
         self.mailbox.put(TellingLines(time.monotonic(), engine_id))
 
-    def _detect(self, detector: Detector) -> None:
-        tick_due = 0.0
-        while not self._stop.is_set():
-            message = self.mailbox.take(_TICK_SECONDS)
-            if message is not None:
-                detector.handle(message)
-                if isinstance(message, Discovered) and message.done is not None:
-                    message.done.set()
-            now = time.monotonic()
-            if now >= tick_due:
-                tick_due = now + _TICK_SECONDS
-                detector.tick(now)
-            self._detected_at = now
-
     def _set_rate(self, now: float) -> None:
         """Look more often while something happens that is over in a moment."""
         agent = self.config.agent
@@ -360,14 +347,21 @@ class Agent:
         while time.monotonic() < deadline and not self._stop.is_set():
             feeds, sampler = self.feeds, self.feeds.sampler
             swept = sampler is None or feeds.swept_at or sampler.silent_seconds > 1
-            if swept and self._detected_at and feeds.host_read_at:
+            if swept and self._detected_at() and feeds.host_read_at:
                 return
             time.sleep(0.05)
+
+    def _detected_at(self) -> float:
+        return 0.0 if self.detecting is None else self.detecting.came_round_at
 
     def stuck(self, now: float) -> list[str]:
         """Threads that have not come round; a hung driver call is no fault of the agent's."""
         writer = self.writer.status.last_tick_monotonic or 0.0
-        rounds = {"detector": self._detected_at, "host": self.feeds.host_read_at, "writer": writer}
+        rounds = {
+            "detector": self._detected_at(),
+            "host": self.feeds.host_read_at,
+            "writer": writer,
+        }
         return [name for name, at in rounds.items() if at and now - at > _ALIVE_SECONDS]
 
     def status_line(self) -> str:

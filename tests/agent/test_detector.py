@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from oomwatch.agent.detecting import Detecting
 from oomwatch.agent.detector import Detector
 from oomwatch.agent.engines import EngineTable, WatchedEngine
 from oomwatch.agent.explain import Explainer
@@ -93,6 +97,18 @@ def stopped(at: float) -> str:
     )
 
 
+class Failing(Explainer):
+    """Cannot judge as often as `fails` says, like one that cannot open its files."""
+
+    fails = 0
+
+    def explain(self, *args, **options):
+        if self.fails:
+            self.fails -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().explain(*args, **options)
+
+
 class Rig:
     """One run of the agent's detector. Time goes only when `go` is called."""
 
@@ -108,10 +124,11 @@ class Rig:
         with open_reader(parse_store(self.store)) as connection:
             known = list_incidents(connection)
         self.book = IncidentBook("host-a", config.incidents, known, now=self.now)
+        self.explainer = Failing("host-a", self._window, wall=lambda: self.wall)
         self.detector = Detector(
             config,
             self.table,
-            Explainer("host-a", self._window, wall=lambda: self.wall),
+            self.explainer,
             self.writer,
             self.book,
             logs_read_at=lambda: self.logs_read_at,
@@ -259,6 +276,82 @@ def test_a_log_that_tells_of_a_failure_is_one_incident_with_its_cause(rig):
     run.go(10)
     assert "process_exit" in kinds(run.only())
     assert cause(run.only()) == "prefill_activation_peak"
+
+
+@pytest.mark.parametrize("fails", [1, 3])
+def test_a_failure_is_told_though_it_could_not_be_judged_at_first(rig, fails):
+    run = rig()
+    run.find(1)
+    run.say(banner(run.wall))
+    run.go(30, run.page)
+    run.explainer.fails = fails
+    run.say(refused(run.wall))
+    run.go(40)
+    assert run.explainer.fails == 0
+    one = run.only()
+    assert kinds(one) == ["log_failure"]
+    assert cause(one) == "prefill_activation_peak"
+
+
+@pytest.mark.parametrize("fails", [1, 1000])
+def test_an_end_is_told_though_it_cannot_be_judged(rig, fails):
+    run = rig()
+    run.find(1)
+    run.explainer.fails = fails
+    run.end(1, exit_code=1)
+    run.go(40)
+    assert kinds(run.only()) == ["process_exit"]
+    assert run.engine().settled
+
+
+def test_what_set_an_incident_off_is_told_before_it_can_be_explained(rig):
+    run = rig()
+    run.find(1)
+    run.explainer.fails = 1
+    run.end(1, worker=True, exit_code=137, signal=9, oom_killed=True)
+    assert kinds(run.only()) == ["cgroup_oom"]
+    assert run.only().diagnosis is None
+    run.go(10)
+    assert run.only().diagnosis is not None
+
+
+class Handing:
+    """Where messages go; it refuses as many as `fails` says."""
+
+    def __init__(self, fails: int) -> None:
+        self.fails, self.taken, self.done = fails, [], threading.Event()
+
+    def handle(self, message):
+        self.taken.append(message)
+        if len(self.taken) <= self.fails:
+            raise KeyError("a fault")
+        self.done.set()
+
+    def tick(self, now):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("fails", "taken"), [(2, ["ended", "ended", "ended"]), (3, ["ended", "ended", "ended", "next"])]
+)
+def test_a_message_over_which_the_detector_fails_is_handed_over_twice_more(fails, taken, caplog):
+    mailbox, detector, stop = Mailbox(10), Handing(fails), threading.Event()
+    detecting = Detecting(mailbox, detector, stop, again_seconds=(0.01, 0.01))
+    thread = threading.Thread(target=detecting.run)
+    thread.start()
+    try:
+        mailbox.put("ended")
+        deadline = time.monotonic() + 10
+        while len(detector.taken) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if fails == 3:
+            mailbox.put("next")
+        assert detector.done.wait(10)
+    finally:
+        stop.set()
+        thread.join(10)
+    assert detector.taken == taken
+    assert caplog.text.count("tried again") == 2
 
 
 def test_a_killed_worker_is_an_incident_and_ends_with_the_next_start_that_serves(rig):
