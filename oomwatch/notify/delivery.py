@@ -23,7 +23,7 @@ from oomwatch.notify.outbox import lang_of, subjects_of
 from oomwatch.notify.outcome import Delivered, Later, Outcome, Refused, Sink
 from oomwatch.notify.queue import IN_TROUBLE, SinkQueue
 from oomwatch.records import OutboxRow
-from oomwatch.units import format_duration
+from oomwatch.units import format_span
 
 _LOG = logging.getLogger(__name__)
 _SAY_AGAIN_SECONDS: Final = 3600.0
@@ -286,7 +286,7 @@ class Delivery:
         wall, disabled = self._wall(), self._status.disabled
         failed = []
         for row in rows:
-            after = format_duration(wall - row.created_at)
+            after = format_span(wall - row.created_at)
             why = f"given up after {after}: {row.reason or 'it was never tried'}"
             failed.append(
                 dataclasses.replace(

@@ -206,7 +206,7 @@ class SinkQueue:
     def _begin(self, rows: tuple[OutboxRow, ...], now: float) -> tuple[OutboxRow, ...]:
         self._in_flight = frozenset(row.id for row in rows)
         for row in rows:
-            self._waiting[row.id].tried = True
+            self._waiting[row.id].tried, self._waiting[row.id].asked = True, False
         self._free_at = now + 1 / self.per_second
         return rows
 
@@ -252,7 +252,9 @@ class SinkQueue:
             self._paused_until = max(self._paused_until, now + trouble)
         known = self._waiting.get(row.id)
         if known is not None:
-            known.row, known.due, known.sealed, known.asked = row, now + pause, True, False
+            if known.asked:  # while this attempt was under way
+                pause = self._paused_until = 0.0
+            known.row, known.due, known.sealed = row, now + pause, True
         return max(pause, self._paused_until - now)
 
     def let_go(self) -> None:

@@ -124,7 +124,9 @@ def note(notice: Notice, lang: Language) -> str:
 
 
 def labels(notice: Notice, lang: Language) -> str:
-    """``Labels: site=fra1, team=chat``, of a message that has some of its own."""
+    """``Labels: site=fra1, team=chat``: by what a test is routed; empty for all else."""
+    if notice.kind != "test":
+        return ""
     own = words(lang)
     shown = own["and"].join(f"{name}={value}" for name, value in sorted(notice.labels.items()))
     return clean(f"{own['labels']}{own['colon']}{shown}", _NOTE) if shown else ""

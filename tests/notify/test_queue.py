@@ -78,6 +78,15 @@ def test_what_somebody_asks_for_goes_first_whatever_pause_is_kept():
     assert queue.ids(0.2) == []  # it is still in trouble
 
 
+def test_what_somebody_asks_for_while_it_hangs_is_tried_anew():
+    queue = Queue(row("a"))
+    (sent,) = queue.take(0)
+    queue.ask_again(row("a"), 5)
+    assert queue.went_wrong(dataclasses.replace(sent, attempts=1), 10, 600.0) == 0
+    assert queue.send(10, well=False, asked=600.0) == "a"
+    assert queue.ids(20) == []
+
+
 def test_what_others_wait_for_is_tried_again_when_the_receiver_is():
     """So that the time is right that people are told."""
     queue = Queue(row("a"), row("b", "inc-2"))
