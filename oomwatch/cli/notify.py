@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from oomwatch.cli.stored import (
+    begin_of_id,
     find_incident,
     opened,
     remember_config,
@@ -40,6 +41,7 @@ Examples:
 """
 _SCHEMA: Final = "oomwatch.notify/1"
 _MOST_LISTED: Final = 5000
+_LONGEST_NAME: Final = 100
 
 _config = click.option(
     "--config",
@@ -239,7 +241,7 @@ def retry(message: str | None, everything: bool, as_json: bool, store: str | Non
         raise UsageError("say which message, or --all; `oomwatch notify list --failed` lists them")
     ids = None
     if message is not None:
-        begin = message if message.startswith("msg-") else f"msg-{message}"
+        begin = begin_of_id(message, "msg")
         with opened(store) as connection:
             rows = read_outbox(connection, states=("failed", "waiting"), limit=_MOST_LISTED)
         ids = [row.id for row in rows if row.id.startswith(begin)]
@@ -266,8 +268,8 @@ def ack(incident: str, author: str | None, as_json: bool, store: str | None) -> 
     from oomwatch.store.silences import Acknowledgement, acknowledge
 
     with opened(store) as connection:
-        found = find_incident(connection, incident)
-    by = author or who()
+        found = find_incident(connection, begin_of_id(incident, "inc"))
+    by = who(author)
     with writing(store) as connection:
         acknowledge(connection, Acknowledgement(found.id, time.time(), by))
     if as_json:
@@ -410,11 +412,15 @@ def _lines(text: str) -> str:
     )
 
 
-def who() -> str:
-    """Who runs this, also behind sudo."""
+def who(given: str | None = None) -> str:
+    """The name that was given, in at most 100 characters, or who runs this, also behind sudo."""
     import getpass
     import os
 
+    from oomwatch.report.sanitize import clean
+
+    if name := clean(given or "", _LONGEST_NAME):
+        return name
     try:
         return os.environ.get("SUDO_USER") or getpass.getuser()
     except (KeyError, OSError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from oomwatch.cli.stored import opened, store_option, writing
+from oomwatch.cli.stored import begin_of_id, opened, store_option, writing
 from oomwatch.errors import NoInputError, UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ Examples:
 """
 _SCHEMA: Final = "oomwatch.silence/1"
 _LONGEST_SECONDS: Final = 90 * 86_400
+_LONGEST_REASON: Final = 500
 
 _json = click.option("--json", "as_json", is_flag=True, help=f"Print JSON ({_SCHEMA}).")
 
@@ -74,6 +75,7 @@ def add(
     """
     from oomwatch.cli.notify import who
     from oomwatch.records import Silence
+    from oomwatch.report.sanitize import clean
     from oomwatch.store.silences import MATCHERS, save_silence
 
     matchers = {name: given[name] for name in MATCHERS if given[name]}
@@ -84,15 +86,16 @@ def add(
     if "cause" in matchers:
         _check_cause(matchers["cause"])
     for label in matchers.get("labels", ()):
-        if not label.partition("=")[2]:
+        name, _, value = label.partition("=")
+        if not name or not value:
             raise UsageError(f"--label {label[:60]}: write NAME=VALUE")
     now = time.time()
     silence = Silence(
         id=f"sil-{uuid.uuid4().hex[:8]}",
         starts_at=now,
         ends_at=_end(duration, until, now),
-        reason=given["reason"],
-        author=given["author"] or who(),
+        reason=clean(given["reason"], _LONGEST_REASON),
+        author=who(given["author"]),
         **matchers,
     )
     with writing(store) as connection:
@@ -174,7 +177,7 @@ def end(silence: str, as_json: bool, store: str | None) -> None:
     from oomwatch.store.silences import end_silence, read_silences
 
     now = time.time()
-    begin = silence if silence.startswith("sil-") else f"sil-{silence}"
+    begin = begin_of_id(silence, "sil")
     with opened(store) as connection:
         ids = [each.id for each in read_silences(connection, now) if each.id.startswith(begin)]
     if len(ids) != 1:

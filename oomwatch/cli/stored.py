@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from oomwatch.errors import NoInputError
+from oomwatch.errors import NoInputError, UsageError
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _MOST_LOOKED_AT: Final = 1000
+_LEAST_OF_ID: Final = 4
 
 _CONFIG: Final = "oomwatch.cli.stored.config"
 
@@ -99,6 +100,19 @@ def writing(store: str | None) -> Iterator[Connection]:
         raise StoreError(f"the store cannot be written: {reason}") from None
     finally:
         connection.close()
+
+
+def begin_of_id(identity: str, kind: str) -> str:
+    """``inc-3fa9`` for ``3fa9`` and the kind ``inc``: how the id begins of what is to be changed.
+
+    Raises:
+        UsageError: too little of it to be meant for sure, even where there is only one.
+
+    """
+    rest = identity.removeprefix(f"{kind}-")
+    if len(rest) < _LEAST_OF_ID:
+        raise UsageError(f"{identity[:60]!r}: write at least {_LEAST_OF_ID} characters of the id")
+    return f"{kind}-{rest}"
 
 
 def find_incident(connection: Connection, identity: str | None) -> StoredIncident:

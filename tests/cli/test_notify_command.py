@@ -27,14 +27,14 @@ from oomwatch.store.writer import StoreWriter
 NOW = time.time()
 INCIDENT = StoredIncident("inc-3fa90c", "chat/failure", "open", NOW - 60, engine_id="chat")
 ROW = OutboxRow(
-    "msg-aa11", "oncall", "opened", "failed", NOW - 60, NOW - 50,
+    "msg-aaaa11", "oncall", "opened", "failed", NOW - 60, NOW - 50,
     incident_id="inc-3fa90c", headline="The KV cache is too small", attempts=3,
     reason="hooks.example answered 403",
 )  # fmt: skip
 ROWS = (
     ROW,
     dataclasses.replace(
-        ROW, id="msg-aa22", sink="hook", state="waiting", due_at=NOW + 9000, changed_at=NOW - 40,
+        ROW, id="msg-aaaa22", sink="hook", state="waiting", due_at=NOW + 9000, changed_at=NOW - 40,
         attempts=1, reason="it answered 503",
     ),
     dataclasses.replace(
@@ -167,15 +167,15 @@ def test_the_list_says_until_when_what_waits_for_a_receiver_in_trouble(tmp_path)
     assert re.search(r"waiting for 2 h \d+ min  the receiver is in trouble", shown)
     found = json.loads(run(notify, "list", "--json", "--store", path))["messages"]
     due = {row["id"]: row["due_at"] for row in found}
-    assert due["msg-dd55"] == due["msg-aa22"] != due["msg-ee66"]
+    assert due["msg-dd55"] == due["msg-aaaa22"] != due["msg-ee66"]
 
 
 @pytest.mark.parametrize(
     ("words", "ids"),
     [
-        (["--failed"], ["msg-aa11"]),
-        (["--waiting"], ["msg-bb33", "msg-aa22"]),
-        (["--receiver", "hook"], ["msg-cc44", "msg-aa22"]),
+        (["--failed"], ["msg-aaaa11"]),
+        (["--waiting"], ["msg-bb33", "msg-aaaa22"]),
+        (["--receiver", "hook"], ["msg-cc44", "msg-aaaa22"]),
         (["--limit", "1"], ["msg-cc44"]),
         (["--failed", "--receiver", "hook"], []),
     ],
@@ -184,15 +184,15 @@ def test_the_list_can_be_narrowed(store, words, ids):
     found = json.loads(run(notify, "list", "--store", store, "--json", *words))
     assert [row["id"] for row in found["messages"]] == ids
     said = run(notify, "list", "--store", store, *words)
-    assert [line[:8] for line in said.splitlines()] == (ids or ["no messa"])
+    assert [line.split()[0] for line in said.splitlines()] == (ids or ["no"])
 
 
 # ---------------------------------------------------------------- retry, ack
 def test_a_message_is_asked_for_again_by_the_beginning_of_its_id(store):
-    assert run(notify, "retry", "aa11", "--store", store).startswith("1 message(s)")
-    assert {r.id: r.state for r in read(store, read_outbox)}["msg-aa11"] == "retry"
-    with pytest.raises(NoInputError, match="aa11 is none that failed"):
-        run(notify, "retry", "aa11", "--store", store)
+    assert run(notify, "retry", "aaaa11", "--store", store).startswith("1 message(s)")
+    assert {r.id: r.state for r in read(store, read_outbox)}["msg-aaaa11"] == "retry"
+    with pytest.raises(NoInputError, match="aaaa11 is none that failed"):
+        run(notify, "retry", "aaaa11", "--store", store)
 
 
 def test_all_are_asked_for_again(store):
@@ -205,8 +205,11 @@ def test_all_are_asked_for_again(store):
     ("words", "error"),
     [
         ((), "say which message, or --all"),
-        (("aa11", "--all"), "say which message, or --all"),
-        (("aa",), "aa fits 2 messages"),
+        (("aaaa11", "--all"), "say which message, or --all"),
+        (("aaaa",), "aaaa fits 2 messages"),
+        (("aa",), "'aa': write at least 4 characters"),
+        (("msg-",), "'msg-': write at least 4 characters"),
+        (("",), "'': write at least 4 characters"),
         (("cc44",), "cc44 is none that failed"),
     ],
 )
@@ -219,8 +222,22 @@ def test_an_incident_is_acknowledged(store):
     said = run(notify, "ack", "3fa9", "--by", "ann", "--store", store)
     assert said == "inc-3fa90c is acknowledged by ann\n"
     assert read(store, read_acknowledged) == {"inc-3fa90c"}
-    with pytest.raises(NoInputError, match="no incident 7777"):
+    with pytest.raises(NoInputError, match="no incident inc-7777"):
         run(notify, "ack", "7777", "--store", store)
+
+
+@pytest.mark.parametrize("identity", ["", "inc-", "3fa", "inc-3"])
+def test_too_little_of_an_id_acknowledges_nothing(store, identity):
+    """Even where there is only one incident."""
+    with pytest.raises(UsageError, match="write at least 4 characters of the id"):
+        run(notify, "ack", identity, "--store", store)
+    assert not read(store, read_acknowledged)
+
+
+def test_a_name_is_not_longer_than_a_name(store):
+    found = json.loads(run(notify, "ack", "3fa9", "--by", "a\n" * 500, "--json", "--store", store))
+    assert len(found["by"]) <= 100
+    assert found["by"].isprintable()
 
 
 # ---------------------------------------------------------------- preview
@@ -285,7 +302,7 @@ def test_a_silence_begins_is_listed_and_ends(store):
     assert (found.engine, found.labels, found.reason) == ("chat-*", ("team=chat",), "new driver")
     assert found.ends_at - found.starts_at == pytest.approx(7200)
     assert run(silence, "list", "--store", store).startswith(found.id)
-    assert run(silence, "end", found.id[:6], "--store", store) == f"{found.id} is over\n"
+    assert run(silence, "end", found.id[:8], "--store", store) == f"{found.id} is over\n"
     assert run(silence, "list", "--store", store) == "no silences\n"
     (listed,) = json.loads(run(silence, "list", "--all", "--json", "--store", store))["silences"]
     assert listed["id"] == found.id
@@ -313,6 +330,7 @@ def test_a_silence_of_a_cause(store, cause):
         (["--engine", "a", "--for", "365d"], "ends within 90 d"),
         (["--engine", "a", "--until", "2020-01-01"], "over already"),
         (["--label", "team", "--for", "2h"], "--label team: write NAME=VALUE"),
+        (["--label", "=chat", "--for", "2h"], "--label =chat: write NAME=VALUE"),
     ],
 )
 def test_a_silence_that_says_too_little_or_too_much_is_refused(store, words, error):
@@ -336,9 +354,9 @@ def test_no_store_is_made_by_asking_for_one(tmp_path):
 @pytest.mark.parametrize(
     ("command", "words", "says"),
     [
-        (notify, ["list"], "msg-aa11"),
+        (notify, ["list"], "msg-aaaa11"),
         (notify, ["ack", "3fa9"], "inc-3fa90c is acknowledged"),
-        (notify, ["retry", "msg-aa11"], "1 message(s)"),
+        (notify, ["retry", "msg-aaaa11"], "1 message(s)"),
         (notify, ["preview", "webhook", "--incident", "3fa9"], "inc-3fa90c"),
         (silence, ["add", "--engine", "chat", "--for", "1h", "--reason", "work"], "chat"),
         (silence, ["list"], ""),
