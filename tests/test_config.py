@@ -543,6 +543,14 @@ def test_a_secret_that_cannot_be_read(tmp_path, content, expected):
     assert str(caught.value).startswith("store.url_file: ")
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_a_secret_that_is_no_file_is_not_waited_for(tmp_path, make):
+    path = tmp_path / "secret"
+    make(path)
+    with pytest.raises(ConfigError, match=r"store\.url_file: .* not a regular file"):
+        read_secret(str(path), "store.url_file")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 def test_a_secret_that_may_not_be_read_says_by_whom_and_what_helps(tmp_path):
     path = tmp_path / "slack-url"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from oomwatch.config.files import read_regular
 from oomwatch.config.headers import parse_headers
 from oomwatch.config.load import ConfigError
 from oomwatch.config.paths import default_store, first_directory
@@ -27,8 +28,7 @@ def read_secret(name: str, key: str, environ: Mapping[str, str] | None = None) -
     """
     path = secret_path(name, key, environ)
     try:
-        with path.open("rb") as file:
-            data = file.read(_LONGEST_BYTES + 1)
+        data = read_regular(path, _LONGEST_BYTES + 1)
     except PermissionError:
         raise ConfigError([f"{key}: {path} {_may_not_read(path)}"]) from None
     except OSError as error:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from oomwatch.config import ConfigError
 from oomwatch.config.export import ExportConfig
+from oomwatch.config.files import require_regular
 from oomwatch.config.secrets import read_secret, secret_path
 
 
@@ -62,6 +63,8 @@ def _tls(config: ExportConfig, environ: Mapping[str, str]) -> ssl.SSLContext | N
     key_path = secret_path(key, "export.tls_key_file", environ)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
+        require_regular(certificate)
+        require_regular(key_path)
         context.load_cert_chain(certificate, key_path, password="")
     except ssl.SSLError as error:
         reason = (error.reason or "no certificate with its key").lower().replace("_", " ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oomwatch.config.files import require_regular
 from oomwatch.config.load import ConfigError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ def trust(ca_file: str | None, key: str) -> ssl.SSLContext:
     context = ssl.create_default_context()
     if ca_file is not None:
         try:
+            require_regular(ca_file)
             context.load_verify_locations(ca_file)
         except ssl.SSLError:
             raise ConfigError([f"{key}: {ca_file} holds no PEM certificate"]) from None

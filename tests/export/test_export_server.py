@@ -6,6 +6,7 @@ import base64
 import contextlib
 import gzip
 import http.client
+import os
 import socket
 import ssl
 import subprocess
@@ -394,6 +395,8 @@ def test_users(tmp_path, given, status):
     ("config", "message"),
     [
         ({"users_file": "/nowhere/users"}, "export.users_file: /nowhere/users cannot be read"),
+        ({"users_file": "PIPE"}, "not a regular file"),
+        ({"tls_certificate_file": "PIPE", "tls_key_file": "USERS"}, "not a regular file"),
         ({"users_file": "USERS"}, "each line must be user:password"),
         (
             {"tls_certificate_file": "/nowhere/c.pem", "tls_key_file": "/nowhere/k.pem"},
@@ -407,9 +410,11 @@ def test_users(tmp_path, given, status):
     ],
 )
 def test_files_that_are_wrong_are_told_in_one_line(tmp_path, config, message):
+    os.mkfifo(tmp_path / "pipe")
     users = tmp_path / "users"
     users.write_text("secret-without-colon\n")
-    config = {name: str(users) if value == "USERS" else value for name, value in config.items()}
+    given = {"USERS": users, "PIPE": tmp_path / "pipe"}
+    config = {name: str(given.get(value, value)) for name, value in config.items()}
     with pytest.raises(ConfigError) as caught:
         load_access(ExportConfig(**config), {})
     assert message in str(caught.value)
