@@ -326,6 +326,10 @@ def test_a_mistake_names_its_key_and_file(load, tmp_path, text, expected):
             "incidents.window_before must not be longer than store.raw_retention",
         ),
         ('[forecast]\nwindow = "2d"', "forecast.window must not be longer than"),
+        (
+            '[[notify.alertmanager]]\nname = "a"\nurls = ["http://am:9093/?token=s3cret"]',
+            "notify.alertmanager.0 (a).urls must not hold a password or a query: put",
+        ),
     ],
 )
 def test_values_must_go_together(load, text, expected):
@@ -566,8 +570,9 @@ def test_a_secret_that_may_not_be_read_says_by_whom_and_what_helps(tmp_path):
     assert f"LoadCredential=slack-url:{path}, and write slack-url here" in str(caught.value)
 
 
-def test_a_headers_file_that_is_none(load, tmp_path):
-    (tmp_path / "h").write_text("Bearer s3cret\n")
+@pytest.mark.parametrize("line", ["Bearer s3cret", "Authorization: Bearer s3cret\u0442"])
+def test_a_headers_file_that_is_none(load, tmp_path, line):
+    (tmp_path / "h").write_text(f"{line}\n")
     text = f'[[engine]]\nname = "a"\nport = 1\nheaders_file = "{tmp_path}/h"'
     with pytest.raises(ConfigError, match="number 1") as caught:
         engine_headers(load(text).config.engines[0], {})

@@ -57,6 +57,12 @@ def _header(line: str, number: int) -> tuple[str, str]:
     value = value.strip(" \t")
     if not colon or not _NAME.fullmatch(name) or not value.isprintable() or not value:
         raise ValueError(f'has a header (number {number}) that is not "Name: value"')
+    try:
+        value.encode("latin-1")
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"has a header (number {number}) with letters that none can hold: write it in ASCII"
+        ) from None
     return name, value
 
 

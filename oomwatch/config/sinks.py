@@ -141,8 +141,11 @@ class AlertmanagerConfig(SinkConfig):
         yield from SinkConfig.problems(self)
         if not self.urls:
             yield "urls", 'is missing: write urls = ["http://alertmanager.internal:9093"]'
-        if any("@" in url for url in self.urls):
-            yield "urls", "must not hold a password: put an Authorization line in headers_file"
+        if any("@" in url or "?" in url for url in self.urls):
+            yield (
+                "urls",
+                "must not hold a password or a query: put an Authorization line in headers_file",
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

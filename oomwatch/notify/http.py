@@ -134,6 +134,8 @@ class HttpClient:
             return Later(f"{place}: {proxy} {proxy_trouble(error)}")
         if isinstance(error, requests.exceptions.SSLError):
             return Later(f"{place}: {tls_trouble(error)}")
+        if isinstance(error, UnicodeError):
+            return Later(f"{place}: a token or header holds letters that cannot be sent")
         if isinstance(error, requests.exceptions.InvalidURL | requests.exceptions.InvalidSchema):
             return Later(f"{place}: the address is not one that can be posted to")
         return Later(f"{place}: {connection_trouble(error)}")

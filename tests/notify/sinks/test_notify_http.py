@@ -268,3 +268,11 @@ def test_a_web_page_has_not_taken_the_message(page):
 @pytest.mark.parametrize("body", [b"", b"ok", b"<ok/>", b"{}", b"<!-- " * 20_000])
 def test_what_is_no_web_page(body):
     assert outcome(Answer(200, {}, body, "a.example")) == Delivered()
+
+
+def test_a_token_that_no_header_can_hold_is_said(receiver):
+    client = HttpClient(SinkConfig(name="hook"))
+    told = client.post(receiver.url, b"{}", {"Authorization": f"Bearer {SECRET}\u0442"})
+    assert told == Later(
+        f"127.0.0.1:{receiver.port}: a token or header holds letters that cannot be sent"
+    )
