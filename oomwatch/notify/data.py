@@ -83,7 +83,14 @@ def _ever_smaller(notice: Notice) -> Iterator[dict[str, Any]]:
         incident["remedies"] = incident["remedies"][:1]
     yield data
     for incident in data["incidents"]:
-        empty = {"remedies": [], "evidence": [], "gpus": [], "labels": {}, "headline": ""}
+        empty = {
+            "remedies": [],
+            "evidence": [],
+            "gpus": [],
+            "flags": [],
+            "labels": {},
+            "headline": "",
+        }
         for key in incident.keys() - set(_LEAST):
             incident[key] = empty.get(key)
     yield data

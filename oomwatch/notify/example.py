@@ -57,6 +57,7 @@ def example_incident(lang: Language, now: float) -> IncidentNotice:
         cause=_CAUSE,
         confidence=0.9,
         why=f"{meaning(_CAUSE, lang)} {said}" if zh else said,
+        flags=("--max-num-batched-tokens 4096",),
         remedies=(
             RemedyNotice(
                 "每步最多处理 4096 个提示 token"

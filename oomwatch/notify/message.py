@@ -36,6 +36,7 @@ from oomwatch.report.ledgers import group_ledgers, part_name
 from oomwatch.report.locale import Language, catalogue
 from oomwatch.report.pages import meaning, title
 from oomwatch.report.sanitize import clean
+from oomwatch.selection import set_together
 from oomwatch.units import format_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -115,6 +116,7 @@ def _notice(
         confidence=finding.confidence if finding else None,
         why=_why(incident, finding, loop, lang),
         remedies=tuple(_remedies(incident.id, lead.remedies if lead else (), lang)),
+        flags=_set_together(diagnosis, lead),
         memory=_memory_line(ledgers, gpus, lang),
         evidence=tuple(_evidence(incident, finding)),
         eta_seconds=_eta_seconds(incident, lead),
@@ -203,6 +205,16 @@ def _remedies(
             effect=clean_text(own["then"].join(phrases.effects(remedy.effect, texts)), 200) or None,
             validated=remedy.validated,
         )
+
+
+def _set_together(diagnosis: Diagnosis | None, lead: Incident | Risk | None) -> tuple[str, ...]:
+    """As typed; none where they are too long to be told whole."""
+    found = [lead, phrases.memory_behind(diagnosis) if diagnosis is not None else None]
+    chosen = next(filter(None, (set_together(one.remedies) for one in found if one)), ())
+    env = {name: value for remedy in chosen for name, value in remedy.env.items()}
+    changes = {flag: value for remedy in chosen for flag, value in remedy.set.items()}
+    flags = tuple(map(hide_text, (*typed_flags(changes), *typed_env(env))))
+    return flags if sum(map(len, flags)) <= _FLAGS else ()
 
 
 def _gpus(

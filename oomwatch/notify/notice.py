@@ -51,6 +51,8 @@ class IncidentNotice:
     confidence: float | None = None
     why: str | None = None
     remedies: tuple[RemedyNotice, ...] = ()
+    flags: tuple[str, ...] = ()
+    """What `oomwatch flags` prints: of the remedies, which are alternatives, those set together."""
     memory: str | None = None
     """One line: who holds how much of the GPU that ran out."""
     evidence: tuple[str, ...] = ()
@@ -110,7 +112,7 @@ def _incident(data: Mapping[str, Any]) -> IncidentNotice:
         for item in data.get("remedies", ())
     )
     known = _known(IncidentNotice, data)
-    for name in ("gpus", "evidence"):
+    for name in ("gpus", "evidence", "flags"):
         known[name] = tuple(known.get(name, ()))
     return IncidentNotice(**{**known, "remedies": remedies})
 

@@ -28,7 +28,8 @@ def test_its_figures_are_the_defaults():
     full, storm = DETECT.kv_saturation, DETECT.preemption_storm
     forecast, incidents = config.forecast, config.incidents
     shown = [
-        f"{full.warn_ratio:.0%} ({full.critical_ratio:.0%}: critical)".replace("%", " %"),
+        f"{full.warn_ratio * 100:.0f} % full at its peaks",
+        f"stays {full.critical_ratio * 100:.0f} % full (critical)",
         f"{storm.warn_per_minute:.0f} ({storm.critical_per_minute:.0f}) preemptions a minute",
         f"has not come back for {DETECT.driver_unresponsive.after_seconds:.0f} s",
         f"for {DETECT.zombie_engine.hold_seconds / 60:.0f} min; a long prefill",

@@ -11,6 +11,8 @@ from oomwatch.notify.changes import change_of
 from oomwatch.notify.message import incident_notice
 from oomwatch.notify.notice import Notice, notice_from_json, notice_to_json
 from oomwatch.records import Evidence, Trigger, TriggerKind
+from oomwatch.remedies.render import combined
+from oomwatch.report.flags import typed_env, typed_flags
 from oomwatch.report.pages import title
 
 
@@ -45,6 +47,19 @@ def test_the_top_three_remedies_are_ready_to_paste():
     assert not second.validated
     assert third.flags == ()
     assert third.action == "limit them"
+
+
+def test_the_flags_to_set_together_are_those_of_the_command():
+    [incident] = failure().incidents
+    changes = combined(incident.remedies)
+    expected = (*typed_flags(changes.set), *typed_env(changes.env))
+    assert len(expected) == 2
+    assert told(stored(diagnosis=failure())).flags == expected
+
+    enough = dataclasses.replace(incident.remedies[0], enough=True)
+    alone = dataclasses.replace(incident, remedies=(enough, *incident.remedies[1:]))
+    notice = told(stored(diagnosis=dataclasses.replace(failure(), incidents=(alone,))))
+    assert notice.flags == expected[:1]
 
 
 def test_flags_that_are_too_long_are_never_cut():

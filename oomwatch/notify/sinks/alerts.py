@@ -42,13 +42,12 @@ def incident_labels(incident: IncidentNotice) -> dict[str, str]:
 def incident_annotations(incident: IncidentNotice, note: str | None = None) -> dict[str, str]:
     """What a person is told of it; `note` is what its message says of itself."""
     runbook = None if incident.runbook_url else text.more_about(incident, "en")
-    flags = [" ".join(remedy.flags) for remedy in incident.remedies if remedy.flags]
     todo = [remedy.title for remedy in incident.remedies]
     confidence = "" if incident.confidence is None else f"{incident.confidence:.2f}"
     known = {
         "summary": f"{incident.headline} ({text.place(incident)})",
         "description": incident.why,
-        "flags": flags[0] if flags else None,
+        "flags": " ".join(incident.flags),
         "remedies": "; ".join(todo),
         "memory": incident.memory,
         "confidence": confidence,

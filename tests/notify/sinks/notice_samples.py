@@ -28,6 +28,7 @@ INCIDENT = IncidentNotice(
     cause="prefill_activation_peak",
     confidence=0.83,
     why="The activations of one step needed more memory than was left (3.1 GiB asked, 640 MiB free).",
+    flags=(FLAGS,),
     remedies=(
         RemedyNotice("Process fewer tokens in one step", (FLAGS,), None, "frees 2.1 GiB", True),
         RemedyNotice("Lower the share", ("--gpu-memory-utilization 0.90",), None, None, True),
