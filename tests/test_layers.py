@@ -25,8 +25,9 @@ ALLOWED = {
     "demo": set(),
     **dict.fromkeys(STAGES, LEAVES),
     "detect": LEAVES | {"config", "store"},
-    "export": LEAVES | {"config"},
-    "notify": LEAVES | {"config", "report", "store"},  # of the store only what is read
+    "net": set(),
+    "export": LEAVES | {"config", "net"},
+    "notify": LEAVES | {"config", "net", "report", "store"},  # of the store only what is read
     "config": {"errors", "units"},
     "sdnotify": set(),
     "discovery": LEAVES | {"sources"},  # joins what several sources say of one process

@@ -13,11 +13,13 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from oomwatch.export.otlp import logs_request
+from oomwatch.net.deadline import Deadline
 
 _LOG = logging.getLogger(__name__)
 
 DEFAULT_ENDPOINT: Final = "http://127.0.0.1:4318"
-_TIMEOUT_SECONDS: Final = (5.0, 10.0)
+_CONNECT_SECONDS: Final = 5.0
+_WHOLE_SECONDS: Final = 15.0
 _MOST_WAITING: Final = 1024
 _AT_ONCE: Final = 128
 _MOST_PAUSE_SECONDS: Final = 300.0
@@ -36,14 +38,18 @@ class OtlpSender:
         *,
         headers: Mapping[str, str],
         ca_file: str | None = None,
+        whole_seconds: float = _WHOLE_SECONDS,
     ) -> None:
-        """`endpoints`: where figures go, and where incidents go."""
+        """`endpoints`: where figures go, and where incidents go.
+
+        The collector has `whole_seconds` to take a request, however it spreads its answer.
+        """
         self._metrics_url, self._logs_url = endpoints
         self._resource = resource
         self._version = version
         self._headers = dict(headers)
         self._ca_file = ca_file
-        self._session: Any = None
+        self._whole_seconds = whole_seconds
         self._lock = threading.Lock()
         self._waiting: collections.deque[dict[str, Any]] = collections.deque(maxlen=_MOST_WAITING)
         self._paused_until = 0.0
@@ -89,24 +95,33 @@ class OtlpSender:
         return time.monotonic() >= self._paused_until
 
     def _post(self, url: str, body: Mapping[str, Any]) -> str:
-        import requests  # noqa: PLC0415 - only where something is sent
+        # Only where something is sent.
+        import requests  # noqa: PLC0415
+        from requests.utils import get_environ_proxies  # noqa: PLC0415
 
-        if self._session is None:
-            self._session = requests.Session()
+        from oomwatch.net.http_adapter import WatchedAdapter  # noqa: PLC0415
+
         data = gzip.compress(json.dumps(body, separators=(",", ":")).encode(), compresslevel=1)
         headers = {"Content-Type": "application/json", "Content-Encoding": "gzip", **self._headers}
         try:
-            with self._session.post(
-                url,
-                data=data,
-                headers=headers,
-                timeout=_TIMEOUT_SECONDS,
-                allow_redirects=False,
-                stream=True,  # the answer is not read: it says nothing that is needed
-                verify=self._ca_file or True,
-            ) as answer:
-                status, pause = answer.status_code, answer.headers.get("Retry-After", "")
-        except requests.RequestException as error:
+            with Deadline(self._whole_seconds) as deadline, requests.Session() as session:
+                session.trust_env = False  # a password of ~/.netrc would replace our headers
+                for scheme in ("http://", "https://"):
+                    session.mount(scheme, WatchedAdapter(deadline, None))
+                with session.post(
+                    url,
+                    data=data,
+                    headers=headers,
+                    timeout=(min(_CONNECT_SECONDS, self._whole_seconds), self._whole_seconds),
+                    allow_redirects=False,
+                    proxies=get_environ_proxies(url),
+                    stream=True,  # the answer is not read: it says nothing that is needed
+                    verify=self._ca_file or True,
+                ) as answer:
+                    if deadline.passed:  # what was cut off looks like the end of a head
+                        raise requests.Timeout
+                    status, pause = answer.status_code, answer.headers.get("Retry-After", "")
+        except (requests.RequestException, OSError, ValueError) as error:
             self._say(f"{type(error).__name__}: nothing can be sent to the collector")
             return "later"
         if 200 <= status < 300:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import oomwatch
 from oomwatch.config.notify import SinkConfig
-from oomwatch.notify.deadline import Deadline
+from oomwatch.net.deadline import Deadline
 from oomwatch.notify.outcome import Delivered, Later, Outcome, Refused
 from oomwatch.notify.quoting import quoted
 from oomwatch.notify.tls import trust
@@ -101,7 +101,7 @@ class HttpClient:
                 )
 
     def _prepare(self, session: requests.Session, url: str, deadline: Deadline) -> None:
-        from oomwatch.notify.http_adapter import WatchedAdapter  # noqa: PLC0415 - needs requests
+        from oomwatch.net.http_adapter import WatchedAdapter  # noqa: PLC0415 - needs requests
 
         session.trust_env = False  # no passwords of ~/.netrc
         context = self._context() if url.lower().startswith("https:") else None

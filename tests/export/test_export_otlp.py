@@ -7,6 +7,7 @@ import dataclasses
 import gzip
 import http.server
 import json
+import socket
 import threading
 
 import pytest
@@ -241,6 +242,38 @@ def test_what_is_refused_for_good_is_let_go_and_counted(collector, status, caplo
     assert [record.message for record in caplog.records] == [
         f"otlp: the collector refuses what is sent: {status}"
     ]
+
+
+def test_a_collector_that_never_comes_to_an_end_is_let_go(caplog):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ended = threading.Event()
+
+        def dribble():
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nX-Long: ")
+                while not ended.wait(0.02):
+                    connection.sendall(b"a")
+
+        thread = threading.Thread(target=dribble)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        sender = OtlpSender(endpoints_of(url, {}), {}, "0", headers={}, whole_seconds=0.3)
+        assert not sender.send_metrics({})
+        assert "nothing can be sent" in caplog.text
+        ended.set()
+        thread.join(10)
+
+
+def test_passwords_of_the_environment_are_not_sent(collector, monkeypatch, tmp_path):
+    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login ann password geheim\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert sender_to(collector, Authorization="Bearer ours").send_metrics({})
+    assert sender_to(collector).send_metrics({})
+    (_, first, _), (_, second, _) = collector.received
+    assert first["Authorization"] == "Bearer ours"
+    assert "Authorization" not in second
 
 
 def test_without_a_collector_nothing_is_raised_and_it_is_said_once(caplog):

@@ -21,10 +21,10 @@ from urllib.parse import unquote, urlsplit
 import apprise
 import requests
 
+from oomwatch.net.deadline import Deadline
+from oomwatch.net.http_adapter import WatchedAdapter
 from oomwatch.notify import text
-from oomwatch.notify.deadline import Deadline
 from oomwatch.notify.http import retry_after_seconds
-from oomwatch.notify.http_adapter import WatchedAdapter
 from oomwatch.notify.notice import Notice, notice_from_json
 from oomwatch.notify.tls import trust
 from oomwatch.notify.trouble import trouble

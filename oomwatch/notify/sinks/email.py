@@ -18,9 +18,9 @@ from email.utils import format_datetime
 from typing import Final
 
 from oomwatch.config.sinks import EmailConfig
+from oomwatch.net.deadline import Deadline
 from oomwatch.notify import text
 from oomwatch.notify.clean import clean_text
-from oomwatch.notify.deadline import Deadline
 from oomwatch.notify.notice import Notice
 from oomwatch.notify.outcome import Delivered, Later, Outcome, Refused
 from oomwatch.notify.quoting import quoted

@@ -9,7 +9,7 @@ import socket
 import ssl
 from typing import BinaryIO, Final
 
-from oomwatch.notify.deadline import Deadline
+from oomwatch.net.deadline import Deadline
 
 _REPLY_BYTES: Final = 64 * 1024
 

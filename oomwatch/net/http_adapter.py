@@ -1,4 +1,4 @@
-"""How `requests` connects for a message: with our certificates, and under a deadline."""
+"""How `requests` connects for one request: with our certificates, and under a deadline."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from requests.adapters import HTTPAdapter
 if TYPE_CHECKING:
     import ssl
 
-    from oomwatch.notify.deadline import Deadline
+    from oomwatch.net.deadline import Deadline
 
 
 class WatchedAdapter(HTTPAdapter):
-    """Makes the connections of one message; `context` holds the certificates to trust."""
+    """Makes the connections of one request; `context` holds the certificates to trust."""
 
     def __init__(self, deadline: Deadline, context: ssl.SSLContext | None) -> None:
         self._deadline = deadline

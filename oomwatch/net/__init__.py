@@ -1,0 +1,1 @@
+"""What everything that sends over the network shares: deadlines, and how it connects."""
