@@ -23,14 +23,37 @@ from oomwatch.report.sanitize import ELLIPSIS, clean
 LONGEST: Final = 8_000
 """Characters of a text that are looked at; none is shown in more than a fourth of it."""
 _LONGEST_KEY: Final = 2_000
-_LINK: Final = re.compile(r"(?i:[a-z][a-z0-9+.-]{1,20}://|javascript:|www\.)[^\s<>\"'`|)\]]*")
-_SLACK_CONTROL: Final = re.compile(r"<([!@#])([^<>|]{0,80})(?:\|([^<>]{0,80}))?>")
-_AT_TAG: Final = re.compile(r"</?at\b[^<>]{0,200}>?", re.IGNORECASE)
-_CALL: Final = re.compile(
-    r"(?<![@＠])[@＠]++(?=(?:here|channel|everyone|all|所有人|全体成员)(?![A-Za-z0-9_]))",
+_DOT: Final = "[.。．｡]"
+_LINK: Final = re.compile(
+    rf"(?:[a-z][a-z0-9+.-]{{1,20}}[:：]//|https?[:：]/?(?=\w)|javascript:|\b(?:mailto|tel):"
+    rf"|www{_DOT}|\bftp{_DOT})[^\s<>\"'`|)\]]*",
     re.IGNORECASE,
 )
-_SIGNS: Final = re.compile(r"[<>@＠]")
+_BARE_LINK: Final = re.compile(  # what chats make a link of; but images, and Go's functions, stand
+    rf"(?<![\w/@.-])(?://)?(?!(?:docker|ghcr|quay|nvcr|gcr)\.|github\.com/ollama/)"
+    rf"((?:[\w-]{{1,63}}{_DOT}){{1,6}}"
+    r"(?:com|net|org|info|biz|xyz|top|link|site|online|app|dev|io|co|me|cc|cn|ru|su|рф|中国)\b)"
+    r"((?::\d{1,5})?[/?][^\s<>\"'`|)\]]*)?",
+    re.IGNORECASE,
+)
+_SLACK_CONTROL: Final = re.compile(r"<([!@#])([^<>|]{0,80})(?:\|([^<>]{0,80}))?>")
+_AT_TAG: Final = re.compile(r"</?(?:at\b|users/|mention-tag\b)[^<>]{0,200}>?", re.IGNORECASE)
+_ALIKE: Final = {"a": "aа", "c": "cс", "e": "eе", "h": "hһ", "l": "lӏ", "o": "oо", "y": "yу"}
+"""Letters with those of other alphabets that look the same."""
+
+
+def _looks_like(word: str) -> str:
+    """A pattern for the word, also in wide letters (which Chinese keyboards write)."""
+    wide = ord("ａ") - ord("a")
+    return "".join(f"[{_ALIKE.get(one, one)}{chr(ord(one) + wide)}]" for one in word)
+
+
+_CALLED: Final = "|".join(map(_looks_like, ("here", "channel", "everyone", "all")))
+_CALL: Final = re.compile(
+    rf"(?<![@＠﹫])[@＠﹫]++(?=(?:{_CALLED}|所有人|全体成员)(?![A-Za-z0-9_]))",
+    re.IGNORECASE,
+)
+_SIGNS: Final = re.compile(r"[<>@＠﹫]")
 _PASSES: Final = 8
 _REQUEST_TEXT: Final = re.compile(  # a prompt or an answer somewhere in a server's own line
     r"""(
@@ -67,7 +90,12 @@ def without_calls(text: str) -> str:
 def _without_signs(line: str) -> str:
     """Keys are looked for twice: as they were written, and where a sign parted one in two."""
     line = hide_text(without_calls(hide_text(line)))
-    return without_calls(_LINK.sub("[link]", line))
+    return without_calls(_BARE_LINK.sub(_without_link, _LINK.sub("[link]", line)))
+
+
+def _without_link(match: re.Match[str]) -> str:
+    """A name of a host stays if it leads nowhere and is written in plain letters."""
+    return match[0] if match[2] is None and match[1].isascii() else "[link]"
 
 
 def _without_request(line: str) -> str:
