@@ -24,7 +24,7 @@ import requests
 from oomwatch.net.deadline import Deadline
 from oomwatch.net.http_adapter import WatchedAdapter
 from oomwatch.notify import text
-from oomwatch.notify.http import retry_after_seconds
+from oomwatch.notify.http import is_web_page, retry_after_seconds
 from oomwatch.notify.notice import Notice, notice_from_json
 from oomwatch.notify.tls import trust
 from oomwatch.notify.trouble import trouble
@@ -154,6 +154,8 @@ def _judge(seen: Seen, answer: requests.Response) -> None:
         return
     key = _CODE_KEYS.get(urlsplit(answer.url).hostname or "")
     if key is None:
+        if is_web_page(answer.content):
+            seen.note("answered with a web page; is there a log-in in between?", later=True)
         return
     try:
         told = answer.json()

@@ -194,6 +194,14 @@ def test_other_services_are_judged_by_their_status(receiver, sink_of):
     assert "2 incidents on" in receiver.got[0].json["title"]
 
 
+def test_a_web_page_has_taken_nothing(receiver, sink_of):
+    receiver.answer(Reply(200, b"<!DOCTYPE html><title>Log in</title>"))
+    said = sink_of(f"json://127.0.0.1:{receiver.port}/x", proxy=None).send(notice("opened"), None)
+    assert said == Later(
+        "address 1 (json): answered with a web page; is there a log-in in between?"
+    )
+
+
 def test_an_address_that_apprise_does_not_know(sink_of):
     said = sink_of("nosuchthing://token").send(notice("opened"), None)
     assert said == Refused("address 1 (nosuchthing): Apprise does not understand it")
