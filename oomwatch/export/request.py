@@ -74,6 +74,14 @@ def parse_request(data: bytes, peer: str) -> Request:
         if not colon or not name or name != name.strip():
             raise BadRequestError(400)
         headers.setdefault(name.lower(), value.strip())
-    path = target.partition("?")[0]
     client = f"{peer} {headers.get('user-agent', '')[:80]}"
-    return Request(method, path, headers, client)
+    return Request(method, _path(target), headers, client)
+
+
+def _path(target: str) -> str:
+    """The path of what is asked for, which may be a whole address (RFC 9112, 3.2.2)."""
+    target = target.partition("?")[0]
+    scheme, colon, rest = target.partition("://")
+    if colon and scheme.lower() in {"http", "https"}:
+        return "/" + rest.partition("/")[2]
+    return target

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import shutil
 import subprocess
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -244,3 +245,23 @@ def test_labels_of_what_is_gone_do_not_pile_up():
 )
 def test_the_format_that_is_asked_for(accept, form):
     assert preferred(accept) == form
+
+
+def test_values_that_differ_only_where_they_are_cut_stay_apart():
+    cache = LabelCache()
+    texts = {cache.get({"queue": "q" * 4_000_000 + end}).text for end in "ab"}
+    assert len(texts) == 2
+    assert all(len(text) < 150 for text in texts)
+    more = {cache.get({"queue": "q"}).plus("state", "s" * 200 + end).text for end in "ab"}
+    assert len(more) == 2
+
+
+def test_what_is_kept_of_labels_is_bounded_by_their_cut_values():
+    cache = LabelCache()
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            cache.get({"queue": "q" * 1_000_000 + str(number)}).plus("state", "s" * 1_000_000)
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()

@@ -158,6 +158,20 @@ def test_requests_that_are_none(served, data, status):
     assert served.raw(data).startswith(f"HTTP/1.1 {status} ".encode())
 
 
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("http://gpu-1:9400/metrics", "/metrics"),
+        ("HTTPS://gpu-1/-/ready?x=/y", "/-/ready"),
+        ("http://gpu-1", "/"),
+        ("http://gpu-1?x=/metrics", "/"),
+        ("/runbooks/a://b/c", "/runbooks/a://b/c"),
+    ],
+)
+def test_an_address_asks_for_its_path(target, path):
+    assert parse_request(f"GET {target} HTTP/1.1\r\n\r\n".encode(), "").path == path
+
+
 def test_a_request_in_pieces(served):
     with socket.create_connection(("127.0.0.1", served.server.port), 10) as connection:
         for piece in (b"GET /-/hea", b"lthy HTTP/1.1\r", b"\nHost: x\r\n\r", b"\n"):
