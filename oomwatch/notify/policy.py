@@ -21,6 +21,8 @@ from oomwatch.records import Silence
 
 HoldReason = Literal["quiet_hours", "silenced", "cooldown", "flapping", "escalation"]
 
+_SET_BACK_SECONDS: Final = 60.0
+"""What begins later than this from now is from before the clock was set back."""
 _NEVER_TOLD: Final = "over before it was to be told"
 
 
@@ -100,7 +102,8 @@ def _new(
         return Drop("acknowledged") if told.held else None
     if around.silence is not None:
         return Hold(kind, "silenced", around.silence.ends_at)
-    if now < incident.opened_at + wait:
+    was_set_back = incident.opened_at > now + _SET_BACK_SECONDS  # better too early than never
+    if now < incident.opened_at + wait and not was_set_back:
         return Hold(kind, "escalation", incident.opened_at + wait)
     again = around.recurrence
     if again.hold_until is not None and now < again.hold_until:

@@ -82,7 +82,7 @@ class History:
         if count > settings.flap_count:
             hold = incident.opened_at + quiet
         elif count < settings.flap_count and place > begin:
-            before = episode[place - 1].closed_at or incident.opened_at
+            before = min(episode[place - 1].closed_at or incident.opened_at, incident.opened_at)
             back_soon = incident.opened_at - before < settings.cooldown_seconds
             hold = before + settings.cooldown_seconds if back_soon else None
         flapping = count >= settings.flap_count

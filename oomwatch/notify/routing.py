@@ -33,11 +33,12 @@ def is_meant(sink: SinkConfig, incident: IncidentNotice) -> bool:
 def silenced_by(
     silences: Iterable[Silence], incident: IncidentNotice, now: float
 ) -> Silence | None:
-    """The silence that holds an incident longest; None if none does."""
+    """The silence that holds an incident longest; None if none does.
+
+    All have begun: one that seems to begin later is from before the clock was set back.
+    """
     holding = [
-        silence
-        for silence in silences
-        if silence.starts_at <= now < silence.ends_at and _is_silenced(silence, incident)
+        silence for silence in silences if now < silence.ends_at and _is_silenced(silence, incident)
     ]
     return max(holding, key=lambda silence: silence.ends_at, default=None)
 
@@ -70,8 +71,15 @@ def quiet_until(span: str | None, now: float) -> float | None:
         holds, is_tomorrow = minute >= begin or minute < end, minute >= begin
     if not holds:
         return None
-    date = (clock.tm_year, clock.tm_mon, clock.tm_mday + is_tomorrow)
-    return time.mktime((*date, *divmod(end, _MINUTE), 0, 0, 0, -1))
+    return _moment((clock.tm_year, clock.tm_mon, clock.tm_mday + is_tomorrow), end)
+
+
+def _moment(date: tuple[int, int, int], minute: int) -> float:
+    """When the host's clock shows a minute of a day; the second time where it does so twice."""
+    hour, rest = divmod(minute, _MINUTE)
+    known = [time.mktime((*date, hour, rest, 0, 0, 0, is_summer)) for is_summer in (0, 1)]
+    shown = [at for at in known if time.localtime(at)[3:5] == (hour, rest)]
+    return max(shown or known)
 
 
 def _minutes(text: str) -> int:

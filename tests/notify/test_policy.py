@@ -75,6 +75,8 @@ def test_an_escalation_waits_and_only_comes_if_nobody_has_acknowledged():
     assert asked(an_incident(), sink=sink) == Hold("escalated", "escalation", NOW + 900)
     assert asked(an_incident(), sink=sink, now=NOW + 900) == Tell("escalated")
     assert asked(an_incident(), sink=sink, now=NOW + 900, acknowledged=True) is None
+    # The clock was set back a day: it is not waited for.
+    assert asked(an_incident(), sink=sink, now=NOW - 86_400) == Tell("escalated")
     held = Told(held="escalation")
     assert isinstance(asked(an_incident(), held, sink, acknowledged=True), Drop)
     assert isinstance(asked(CLOSED, held, sink, NOW + 900), Drop)
