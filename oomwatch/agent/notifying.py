@@ -22,7 +22,7 @@ from oomwatch.notify.delivery import Delivery, SinkStatus
 from oomwatch.notify.ledger import QUIET_KINDS, Change, Ledger
 from oomwatch.notify.message import incident_notice
 from oomwatch.notify.notice import IncidentNotice, Notice, notice_from_json
-from oomwatch.notify.outbox import FIRST, Outbox, lang_of
+from oomwatch.notify.outbox import FIRST, Outbox, in_order, incidents_in, lang_of
 from oomwatch.notify.outcome import Sink
 from oomwatch.notify.queue import IN_TROUBLE
 from oomwatch.notify.sinks import make_sink
@@ -40,7 +40,8 @@ _LOG = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 30.0
 """The wall clock may be set: what waits for a time of day is looked at this often."""
 _MOST_ROWS: Final = 5000
-_NOT_CONFIGURED: Final = "the receiver is not configured any more"
+_LEAST_WAIT_SECONDS: Final = 1.0
+"""Whatever the clock says, it is not looked at more often than this."""
 
 
 class Recorder(Protocol):
@@ -96,20 +97,18 @@ class Notifier:
     # ---------------------------------------------------------------- life
     def read(self, connection: Connection, known: Iterable[StoredIncident]) -> None:
         """Take up what an earlier run of the agent has left in the store."""
-        pending = read_outbox(connection, host=self._host, states=PENDING, limit=_MOST_ROWS)
+        pending = read_outbox(connection, host=self._host, states=PENDING, limit=None)
         rows = {
             row.id: row
             for row in (*read_outbox(connection, host=self._host, limit=_MOST_ROWS), *pending)
         }
         self._ledger.outbox = Outbox(rows.values())
         self.look(connection)
-        if not self._sinks():
-            return
         for incident in known:
             views = self._look_at(incident)
             self._ledger.history.take(next(iter(views.values())))
-            if incident.state == "open" or self._ledger.is_unfinished(incident.id):
-                self._views[incident.id] = views
+            self._views[incident.id] = views
+            self._forget(incident.id)
         for row in pending:  # of incidents that the detector has forgotten
             self._recall(row)
 
@@ -134,11 +133,12 @@ class Notifier:
             gone = self._deliveries.keys() - sinks.keys()
             for name in gone:
                 self._deliveries.pop(name).stop()
-            changes = self._ledger.drop_others(sinks, _NOT_CONFIGURED, self._wall())
+            changes = self._ledger.put_aside(sinks, self._wall())
             for name, sink in sinks.items():
                 if name in self._deliveries:
                     self._deliveries[name].reconfigure(sink, config.notify)
                 else:
+                    changes += self._ledger.take_up(name, self._wall())
                     self._add_delivery(name, sink)
             changes += self._ask(self._views)
         self._store(changes)
@@ -154,8 +154,7 @@ class Notifier:
             wall=self._wall,
         )
         outbox = self._ledger.outbox
-        waiting = sorted(outbox.in_state("waiting", name), key=lambda row: row.created_at)
-        delivery.add(waiting, from_store=True)
+        delivery.add(in_order(outbox.in_state("waiting", name)), from_store=True)
         delivery.start()
 
     def _sinks(self) -> dict[str, SinkConfig]:
@@ -166,12 +165,11 @@ class Notifier:
     def save_incident(self, incident: StoredIncident) -> None:
         """Store an incident, or what changed about it, and tell whom it concerns."""
         changes: list[Change] = []
-        if self._deliveries:
-            try:
-                with self._lock:
-                    changes = self._take(incident)
-            except Exception:  # noqa: BLE001 - it is stored whatever becomes of its messages
-                _LOG.exception("the messages about %s could not be made", incident.id)
+        try:
+            with self._lock:
+                changes = self._take(incident)
+        except Exception:  # noqa: BLE001 - it is stored whatever becomes of its messages
+            _LOG.exception("the messages about %s could not be made", incident.id)
         self._recorder.save_incident(incident, [change.row for change in changes])
         self._queue(changes)
         self._wake.set()
@@ -193,8 +191,12 @@ class Notifier:
             lang: incident_notice(
                 incident, labels=labels, runbook_base=settings.runbook_url or "", lang=lang
             )
-            for lang in {lang_of(sink) for sink in self._sinks().values()}
+            for lang in self._langs()
         }
+
+    def _langs(self) -> set[Language]:
+        """Those in use; without receivers the one that most of them have which may be back."""
+        return {lang_of(sink) for sink in self._sinks().values()} or {"en"}
 
     def _recall(self, row: OutboxRow) -> None:
         if row.incident_id is None or row.incident_id in self._views or row.state != "held":
@@ -203,8 +205,7 @@ class Notifier:
             (incident,) = notice_from_json(row.notice or {}).incidents
         except (KeyError, TypeError, ValueError):
             return
-        langs = {lang_of(sink) for sink in self._sinks().values()}
-        self._views[row.incident_id] = dict.fromkeys(langs, incident)
+        self._views[row.incident_id] = dict.fromkeys(self._langs(), incident)
 
     # ---------------------------------------------------------------- the policy
     def _ask(self, incidents: Iterable[str]) -> list[Change]:
@@ -212,8 +213,9 @@ class Notifier:
         now, changes = self._wall(), []
         for incident_id in list(incidents):
             views = self._views.get(incident_id, {})
+            any_view = next(iter(views.values()), None)
             for sink in self._sinks().values():
-                view = views.get(lang_of(sink))
+                view = views.get(lang_of(sink), any_view)
                 if view is not None:
                     changes += self._ledger.reconcile(view, sink, now)
             self._forget(incident_id)
@@ -222,10 +224,10 @@ class Notifier:
 
     def _forget(self, incident_id: str) -> None:
         """Let go what is over and told."""
-        views = self._views.get(incident_id, {})
-        over = all(view.closed_at is not None for view in views.values())
-        if over and not (
-            self._ledger.is_held(incident_id) or self._ledger.is_unfinished(incident_id)
+        ends = [view.closed_at for view in self._views.get(incident_id, {}).values()]
+        over_at = None if None in ends else max(filter(None, ends), default=0.0)
+        if over_at is not None and self._ledger.is_told(
+            incident_id, over_at, self._deliveries, self._wall()
         ):
             self._views.pop(incident_id, None)
 
@@ -235,17 +237,23 @@ class Notifier:
 
     def run(self, stop: threading.Event) -> None:
         """Ask again when the time has come for something, or people have said something."""
+        ahead = self._wall() - time.monotonic()
         while not stop.is_set():
             self._wake.clear()
+            before, ahead = ahead, self._wall() - time.monotonic()
             with self._lock:
                 said, self._said = self._said, None
                 if said is not None:
                     changes = self._obey(said)
+                elif abs(ahead - before) > _LOOK_SECONDS:  # it was set
+                    changes = self._ask(self._views)
                 else:
                     changes = self._ask(self._ledger.due(self._wall()))
                 waits = self._ledger.wait_seconds(self._wall())
             self._store(changes)
-            self._wake.wait(None if waits is None else min(waits, _LOOK_SECONDS))
+            if waits is not None:
+                waits = min(max(waits, _LEAST_WAIT_SECONDS), _LOOK_SECONDS)
+            self._wake.wait(waits)
 
     def _obey(self, said: _Said) -> list[Change]:
         self._ledger.silences = said.silences
@@ -258,10 +266,10 @@ class Notifier:
             len(said.again),
         )
         now, changes = self._wall(), []
-        for row in said.again:
+        for row in in_order(said.again):
             if row.sink in self._deliveries:
                 fresh = dataclasses.replace(
-                    row, state="waiting", attempts=0, due_at=now, created_at=now, changed_at=now
+                    row, state="waiting", attempts=min(row.attempts, 1), due_at=now, changed_at=now
                 )
                 self._ledger.outbox.put(fresh)
                 changes.append(Change(fresh, to_send=True, asked=True))
@@ -281,8 +289,8 @@ class Notifier:
         if change == self._seen_change:
             return
         self._seen_change = change
-        again = read_outbox(connection, host=self._host, states=["retry"], limit=_MOST_ROWS)
-        about = {row.incident_id for row in again if row.incident_id is not None}
+        again = read_outbox(connection, host=self._host, states=["retry"], limit=None)
+        about = {str(each.get("id")) for row in again for each in incidents_in(row)}
         found = (get_incident(connection, identity) for identity in about)
         said = _Said(
             silences=read_silences(connection, self._wall()),

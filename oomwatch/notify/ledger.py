@@ -10,7 +10,7 @@ from oomwatch.config.notify import NotifySettings, SinkConfig
 from oomwatch.notify.changes import change_of
 from oomwatch.notify.notes import recurrence_note
 from oomwatch.notify.notice import IncidentNotice, Notice, notice_to_json
-from oomwatch.notify.outbox import FIRST, Outbox, dropped, incidents_in, message
+from oomwatch.notify.outbox import FIRST, TOLD, Outbox, dropped, incidents_in, message
 from oomwatch.notify.policy import Around, Drop, Hold, Tell, decide
 from oomwatch.notify.recurrence import History
 from oomwatch.notify.routing import silenced_by
@@ -18,6 +18,7 @@ from oomwatch.records import OutboxRow, Silence
 
 _NOT_NEEDED: Final = Drop("not needed any more")
 _NEWER: Final = Drop("a newer message took its place")
+_NOT_CONFIGURED: Final = Drop("the receiver is not configured any more")
 _FIRST_FAILED: Final = Drop("the first message about the incident failed")
 _ARRIVED: Final = Drop("it has arrived after all")
 QUIET_KINDS: Final = frozenset({"test", "undelivered"})
@@ -60,14 +61,26 @@ class Ledger:
         self.history.settings = settings
 
     # ---------------------------------------------------------------- what is held
-    def is_held(self, incident_id: str) -> bool:
-        """Whether anything about an incident waits for its time."""
-        return any(incident == incident_id for incident, _ in self._held)
+    def is_told(self, incident_id: str, over_at: float, sinks: Collection[str], now: float) -> bool:
+        """Whether nothing is left to be told of an incident that was over at a time.
 
-    def is_unfinished(self, incident_id: str) -> bool:
-        """Whether something about an incident is still to be told, or waits to be sent."""
-        rows = self.outbox.of_incident(incident_id)
-        return any(row.state in {"held", "waiting"} for row in rows)
+        `sinks` are the receivers that are told: others may be back in a while, as a configuration
+        is put right or deployed in two steps.
+        """
+        is_held = any(incident == incident_id for incident, _ in self._held)
+        pending = {row.state for row in self.outbox.of_incident(incident_id)} & {"held", "waiting"}
+        is_late = over_at < now - self.history.settings.give_up_after_seconds
+        return not (is_held or pending or (not is_late and self._is_owed(incident_id, sinks)))
+
+    def _is_owed(self, incident_id: str, sinks: Collection[str]) -> bool:
+        """Whether a receiver that is not among these was told of it, but not of its end."""
+        rows = [row for row in self.outbox.of_incident(incident_id) if row.sink not in sinks]
+        begun = {
+            row.sink
+            for row in rows
+            if row.kind in FIRST and (row.state in TOLD or _is_put_aside(row))
+        }
+        return bool(begun - {row.sink for row in rows if row.kind == "resolved"})
 
     def due(self, now: float) -> set[str]:
         """Incidents of which something is held whose time has come."""
@@ -156,8 +169,8 @@ class Ledger:
         return Change(row, to_send)
 
     # ---------------------------------------------------------------- what is not to be told
-    def drop_others(self, sinks: Collection[str], reason: str, now: float) -> list[Change]:
-        """Let go what waits for receivers that are not among these."""
+    def put_aside(self, sinks: Collection[str], now: float) -> list[Change]:
+        """What waits for receivers that are not among these waits no more, unless they are back."""
         self._held = {key: until for key, until in self._held.items() if key[1] in sinks}
         pending = [
             row
@@ -165,16 +178,31 @@ class Ledger:
             for row in self.outbox.in_state(state)
             if row.sink not in sinks
         ]
-        return [self._put(dropped(row, Drop(reason), now)) for row in pending]
+        return [
+            self._put(dataclasses.replace(dropped(row, _NOT_CONFIGURED, now), notice=row.notice))
+            for row in pending
+        ]
+
+    def take_up(self, sink: str, now: float) -> list[Change]:
+        """What waited for a receiver that is back waits again, if that was put aside lately."""
+        since = now - self.history.settings.give_up_after_seconds
+        return [
+            self._put(
+                dataclasses.replace(row, state="waiting", reason=None, due_at=now, changed_at=now)
+            )
+            for row in self.outbox.in_state("dropped", sink)
+            if _is_put_aside(row) and row.changed_at >= since
+        ]
 
     def drop_followers(self, first: OutboxRow, now: float) -> list[Change]:
         """What would follow a first message that failed means nothing to its receiver."""
-        if first.kind not in FIRST or first.incident_id is None:
-            return []
+        firsts = self.outbox.firsts_in(first) if first.kind == "grouped" else [first]
         return [
             self._put(dropped(row, _FIRST_FAILED, now))
-            for row in self.outbox.of(first.incident_id, first.sink)
-            if row.state == "waiting" and self._replace(first.sink, row.id, None)
+            for one in firsts
+            if one.kind in FIRST and one.incident_id is not None
+            for row in self.outbox.of(one.incident_id, one.sink)
+            if row.state == "waiting" and self._replace(one.sink, row.id, None)
         ]
 
     def take_back(
@@ -198,6 +226,12 @@ class Ledger:
             if self._replace(told.sink, told.id, instead):
                 changes.append(self._put(instead or dropped(told, _ARRIVED, now)))
         return changes
+
+
+def _is_put_aside(row: OutboxRow) -> bool:
+    return (
+        row.state == "dropped" and row.reason == _NOT_CONFIGURED.reason and row.notice is not None
+    )
 
 
 def _ends(row: OutboxRow) -> list[object]:

@@ -19,7 +19,7 @@ from oomwatch.records import OutboxRow
 from oomwatch.report.locale import Language
 
 FIRST: Final = frozenset({"opened", "escalated"})
-_TOLD: Final = frozenset({"waiting", "retry", "delivered", "grouped"})
+TOLD: Final = frozenset({"waiting", "retry", "delivered", "grouped"})
 _SETTLED: Final = frozenset({"delivered", "grouped", "failed", "dropped"})
 _MOST_INCIDENTS: Final = 1024
 _MOST_ALONE: Final = 256
@@ -36,12 +36,12 @@ class Outbox:
         """Ids of messages by incident, in order."""
         self._alone: list[str] = []
         """Those of no incident, and of several."""
-        for row in sorted(rows, key=lambda row: row.created_at):
+        for row in in_order(rows):
             self.put(row)
 
     def put(self, row: OutboxRow) -> None:
-        """Take a message, or its new form; what is settled well need not be kept whole."""
-        if row.state in {"delivered", "grouped", "dropped"}:
+        """Take a message, or its new form; what has arrived need not be kept whole."""
+        if row.state in {"delivered", "grouped"}:
             row = dataclasses.replace(row, notice=None)
         with self._lock:
             is_new = row.id not in self._rows
@@ -79,17 +79,29 @@ class Outbox:
         change, updates = None, 0
         held: HoldReason | None = None
         for row in self.of(incident_id, sink):
+            if row.state == "grouped" and self._is_lost(row):
+                row = dataclasses.replace(row, state="failed")  # noqa: PLW2901 - as good as that
             if row.kind in FIRST:
-                opened = opened or row.state in _TOLD
+                opened = opened or row.state in TOLD
                 failed = row.state == "failed"
                 held = cast("HoldReason | None", row.reason) if row.state == "held" else None
             elif row.kind == "updated":
-                updates += row.state in _SETTLED | _TOLD
+                updates += row.state in _SETTLED | TOLD
             elif row.kind == "resolved":
-                resolved = row.state in _TOLD | {"failed"}
-            if row.state in _TOLD and row.change is not None:
+                resolved = row.state in TOLD | {"failed"}
+            if row.state in TOLD and row.change is not None:
                 change = row.change
         return Told(opened, resolved, failed, change, updates, held)
+
+    def _is_lost(self, member: OutboxRow) -> bool:
+        """Whether the message failed that stands for this one and others."""
+        group = self.get(member.reason or "")
+        return group is not None and group.state == "failed"
+
+    def firsts_in(self, group: OutboxRow) -> list[OutboxRow]:
+        """The first messages about incidents that were told as one."""
+        rows = self.in_state("grouped", group.sink)
+        return [row for row in rows if row.reason == group.id and row.kind in FIRST]
 
     def undelivered(self, failed_id: str) -> list[OutboxRow]:
         """What waits to be told of a message that failed."""
@@ -167,6 +179,11 @@ def _note(
     elif decision.kind == "updated":
         notes.append(change_note(told.change, incident, lang))
     return " ".join(filter(None, notes)) or None
+
+
+def in_order(rows: Iterable[OutboxRow]) -> list[OutboxRow]:
+    """As they were made; what was made at one moment as it is to be told."""
+    return sorted(rows, key=lambda row: (row.created_at, row.kind == "resolved"))
 
 
 def incidents_in(row: OutboxRow) -> list[Mapping[str, Any]]:

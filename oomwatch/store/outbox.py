@@ -55,9 +55,9 @@ def read_outbox(
     *,
     host: str | None = None,
     states: Sequence[str] | None = None,
-    limit: int = 1000,
+    limit: int | None = 1000,
 ) -> tuple[OutboxRow, ...]:
-    """The messages that changed last, the newest first."""
+    """The messages that changed last, the newest first; all of them without a limit."""
     table = schema.outbox
     query = _select().order_by(table.c.changed_ms.desc(), table.c.id).limit(limit)
     if host is not None:

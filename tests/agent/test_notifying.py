@@ -12,7 +12,7 @@ import pytest
 from oomwatch.agent.notifying import Notifier
 from oomwatch.config import load_config
 from oomwatch.notify.outcome import Delivered, Later, Refused
-from oomwatch.records import Silence, StoredIncident, Trigger
+from oomwatch.records import OutboxRow, Silence, StoredIncident, Trigger
 from oomwatch.store.control import changed
 from oomwatch.store.database import open_reader, open_writer
 from oomwatch.store.incidents import get_incident, list_incidents
@@ -208,6 +208,87 @@ def test_a_receiver_that_is_not_configured_any_more_is_not_waited_for(running, c
     first.wait_for(lambda: {row.state for row in first.rows()} == {"delivered", "dropped"})
     (dropped,) = (row for row in first.rows() if row.state == "dropped")
     assert "not configured any more" in dropped.reason
+
+
+@pytest.mark.parametrize("others", ["", "b"])
+def test_a_receiver_that_is_back_is_told_the_end_of_what_it_knows(running, configured, others):
+    """Also if it was the only one, and over a restart."""
+    without, both = configured(**dict.fromkeys(others, "")), configured(a="", b="")
+    here = running(both)
+    here.notifier.save_incident(INCIDENT)
+    here.told("a", "opened")
+    here.notifier.reconfigure(without)
+    here.notifier.save_incident(over())
+    here.notifier.reconfigure(both)
+    here.told("a", "resolved")
+    here.notifier.save_incident(dataclasses.replace(INCIDENT, id="inc-2", fingerprint="x/failure"))
+    here.told("a", "resolved", "opened")
+    here.close()
+    between = running(without)
+    between.notifier.save_incident(
+        over(dataclasses.replace(INCIDENT, id="inc-2", fingerprint="x/failure"))
+    )
+    between.close()
+    again = running(both)
+    again.told("a", "resolved")
+
+
+def test_a_receiver_that_is_back_is_sent_what_waited_for_it(running, configured):
+    first = running(configured(a=""))
+    first.wait_for(lambda: first.receivers["a"])
+    first.receivers["a"].answer = Later("not now")
+    first.notifier.save_incident(INCIDENT)
+    first.wait_for(lambda: any(row.attempts for row in first.rows()))
+    first.notifier.save_incident(over())
+    first.notifier.reconfigure(configured())
+    first.wait_for(lambda: {row.state for row in first.rows()} == {"dropped"})
+    first.close()
+    again = running(configured(a=""))
+    again.told("a", "opened", "resolved")
+
+
+def test_all_that_waits_is_taken_up_after_a_restart(running, configured):
+    first = running(configured())
+    rows = [
+        OutboxRow(f"m{n}", "a", "opened", "waiting", AT, AT, incident_id=f"inc-{n}", notice={})
+        for n in range(5100)
+    ]
+    first.writer.save_outbox(rows)
+    first.close()
+    again = running(configured(a=""))
+    (status,) = again.notifier.statuses()
+    assert status.waiting + status.delivered_total + status.failed_total == 5100
+
+
+def test_what_is_asked_for_again_goes_in_its_order(running, configured):
+    here = running(configured(a=""))
+    here.wait_for(lambda: here.receivers["a"])
+    here.receivers["a"].answer = Later("not now")
+    for number in range(4):
+        one = dataclasses.replace(INCIDENT, id=f"inc-{number}", fingerprint=f"e{number}/failure")
+        here.notifier.save_incident(one)
+        here.wait_for(lambda: any(row.attempts for row in here.rows()))
+        here.notifier.save_incident(over(one))
+    here.wait_for(lambda: len(here.rows()) == 8)
+    made = {row.id: row.created_at for row in here.rows()}
+    here.close()
+    again = running(configured(a=""))
+    again.write(lambda connection: ask_again(connection, None, time.time()))
+    again.wait_for(lambda: len(again.receivers["a"].sent) == 8)
+    for number in range(4):
+        told = [
+            n.kind for n, _ in again.receivers["a"].sent if n.incidents[0].id == f"inc-{number}"
+        ]
+        assert told == ["opened", "resolved"]
+    assert {row.id: row.created_at for row in again.rows()} == made
+
+
+def test_a_clock_that_is_set_back_holds_nothing_for_a_day(running, configured):
+    here = running(configured(a='escalate_after = "1h"', b='quiet_hours = "00:00-23:59"'))
+    here.notifier.save_incident(INCIDENT)
+    here.wait_for(lambda: [row.state for row in here.rows()] == ["held", "held"])
+    here.pass_time(-86_400)
+    here.told("a", "escalated")
 
 
 def test_open_incidents_are_called_to_mind_until_they_are_over(running, configured):

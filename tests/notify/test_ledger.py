@@ -128,7 +128,7 @@ def test_what_is_held_is_stored_once_and_let_go():
     assert told.at(1, incident) == []
     told = told.restarted()
     assert told.at(2, incident) == []
-    assert told.ledger.is_held("inc-1")
+    assert not told.ledger.is_told("inc-1", NOW, {"oncall"}, NOW)
     (row,) = told.stored.values()
     assert row.reason == "quiet_hours"
     assert told.ledger.wait_seconds(row.due_at) == 0
@@ -137,7 +137,7 @@ def test_what_is_held_is_stored_once_and_let_go():
     told.sink = a_sink()
     told.at(60, over(incident, 30))
     assert told.kinds == ["opened", "resolved"]
-    assert not told.ledger.is_held("inc-1")
+    assert told.ledger.is_told("inc-1", NOW, {"oncall"}, NOW)
 
 
 def test_a_silence_that_ends_tells_what_is_still_open():
@@ -299,17 +299,56 @@ def test_a_first_message_that_failed_takes_its_followers_with_it():
     assert told.at(2, over(incident, 1)) == []
 
 
-def test_what_waits_for_a_receiver_that_is_gone_is_let_go():
+def test_what_waits_for_a_receiver_that_is_gone_is_put_aside_until_it_is_back():
     told, incident = Told(), an_incident()
     told.down = True
     told.at(0, incident)
-    assert told.ledger.drop_others({"oncall"}, "gone", NOW) == []
-    (change,) = told.ledger.drop_others({"other"}, "gone", NOW)
-    assert (change.row.state, change.row.reason) == ("dropped", "gone")
-    # It is there again: what is open is told.
+    assert told.ledger.put_aside({"oncall"}, NOW) == []
+    (change,) = told.ledger.put_aside({"other"}, NOW)
+    assert change.row.state == "dropped"
+    assert "not configured any more" in change.row.reason
+    assert not told.ledger.is_told("inc-1", NOW, {"other"}, NOW + 1)
+    # A day later nobody waits for it.
+    assert told.ledger.is_told("inc-1", NOW, {"other"}, NOW + 86_401)
+    assert told.ledger.take_up("oncall", NOW + 86_401) == []
+    told.stored[change.row.id] = change.row
+    again = told.restarted()
+    (change,) = again.ledger.take_up("oncall", NOW + 2)
+    assert (change.row.state, change.row.due_at) == ("waiting", NOW + 2)
+    again.deliver(change.row)
+    assert not again.ledger.is_told("inc-1", NOW, {"other"}, NOW + 1)
+    again.at(1, over(incident, 1))
+    assert told.kinds == ["opened", "resolved"]
+    assert again.ledger.is_told("inc-1", NOW, {"other"}, NOW + 1)
+
+
+def test_what_waits_for_a_receiver_that_was_gone_for_long_is_told_if_it_is_open():
+    told, incident = Told(), an_incident()
+    told.down = True
+    told.at(0, incident)
+    told.ledger.put_aside({"other"}, NOW)
     told.down = False
     told.at(1, incident)
     assert told.kinds == ["opened"]
+
+
+def test_what_was_told_in_a_message_that_failed_was_not_told():
+    told, incident = Told(), an_incident()
+    told.down = True
+    told.at(0, incident)
+    (first,) = told.stored.values()
+    group = grouped_message([first], NOW, "en")
+    for row in (dataclasses.replace(first, state="grouped", reason=group.id), group):
+        told.ledger.outbox.put(row)
+    assert told.at(1, over(incident, 1)) == [("resolved", "waiting")]
+    failed = dataclasses.replace(group, state="failed")
+    told.ledger.outbox.put(failed)
+    (change,) = told.ledger.drop_followers(failed, NOW)
+    assert (change.row.kind, change.row.state) == ("resolved", "dropped")
+    assert told.at(2, over(incident, 1)) == []
+    # Somebody asks for it once more.
+    told.ledger.outbox.put(group)
+    assert told.at(3, over(incident, 1)) == [("resolved", "waiting")]
 
 
 def test_memory_does_not_grow_with_incidents():
