@@ -81,12 +81,13 @@ class AlertmanagerSink(BaseSink):
         for incident in notice.incidents:
             labels = alerts.incident_labels(incident)
             said = alerts.incident_annotations(incident, notice.note)
+            starts_at = min(incident.opened_at, now)  # the clock may have been set back since
             before = self._told.get(incident.id)
             if before is not None and before != labels:
-                yield alerts.alert(before, said, incident.opened_at, now)
+                yield alerts.alert(before, said, starts_at, now)
             over = _is_over(notice, incident)
             ends_at = min(incident.closed_at or now, now) if over else now + self.lasts_seconds
-            yield alerts.alert(labels, said, incident.opened_at, ends_at)
+            yield alerts.alert(labels, said, starts_at, ends_at)
 
     def _post(self, told: list[dict[str, Any]]) -> Outcome:
         """The best that one of them says: they tell each other what they have told."""

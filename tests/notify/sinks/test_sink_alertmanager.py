@@ -19,6 +19,7 @@ from oomwatch.config.sinks import AlertmanagerConfig
 from oomwatch.notify.outcome import Delivered, Later, Refused
 from oomwatch.notify.sinks import make_sink
 from oomwatch.notify.sinks.alerts import fingerprint
+from oomwatch.units import format_rfc3339
 
 PROGRAM = shutil.which("prometheus-alertmanager")
 NOW = time.time()
@@ -248,6 +249,13 @@ def test_preview_is_what_is_posted(receiver):
     [alert] = json.loads(sink_of(receiver.url).preview(notice("opened", CURRENT), None))
     assert alert["labels"]["alertname"] == "OomwatchIncident"
     assert not receiver.got
+
+
+def test_what_is_over_is_resolved_at_once_also_if_the_clock_was_set_back(receiver):
+    one = dataclasses.replace(CURRENT, opened_at=NOW + 86_400, closed_at=NOW + 86_500)
+    (alert,) = json.loads(sink_of(receiver.url).preview(notice("resolved", one), None))
+    now = format_rfc3339(time.time())
+    assert alert["startsAt"] <= alert["endsAt"] <= now
 
 
 def test_a_path_that_is_not_there_says_what_to_write(alertmanager):
