@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import sqlite3
 import stat
@@ -264,6 +265,7 @@ def _engine(url: URL, *, read_only: bool, immutable: bool = False) -> Engine:
             isolation_level=None,  # transactions are begun below
             check_same_thread=False,  # opened by one thread, owned by the writer's afterwards
         )
+        connection.text_factory = _text
         try:
             _require_ours(connection, path)
             _set_up(connection, read_only=read_only)
@@ -280,6 +282,10 @@ def _engine(url: URL, *, read_only: bool, immutable: bool = False) -> Engine:
         connection.exec_driver_sql(begin)
 
     return engine
+
+
+_text = functools.partial(str, encoding="utf-8", errors="replace")
+"""One text that a failing disk has damaged must not keep all others from being read."""
 
 
 def _require_ours(connection: sqlite3.Connection, path: Path) -> None:

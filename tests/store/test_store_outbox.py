@@ -305,6 +305,21 @@ def test_evidence_of_a_newer_version_is_read_as_far_as_it_is_known(store):
     assert found.triggers[0].evidence == (Evidence("log", "server.log:3"),)
 
 
+def test_a_text_that_is_no_utf_8_keeps_no_row_from_being_read(store):
+    if store.writer.dialect.name != "sqlite":
+        pytest.skip("PostgreSQL takes no such text")
+    write(store, ROW, dataclasses.replace(ROW, id="msg-2"), incidents=[INCIDENT])
+    with store.writer.begin():
+        store.writer.exec_driver_sql(
+            "UPDATE outbox SET headline = CAST(x'41ff' AS TEXT) WHERE id = 'msg-2'"
+        )
+        store.writer.exec_driver_sql("UPDATE incident SET diagnosis = CAST(x'7bff7d' AS TEXT)")
+    with store.read() as connection:
+        found = {row.id: row.headline for row in read_outbox(connection)}
+        assert found == {"msg-1": ROW.headline, "msg-2": "A\N{REPLACEMENT CHARACTER}"}
+        assert list_incidents(connection)[0].diagnosis is None
+
+
 def change(store, table, **values):
     """Damage what is stored of INCIDENT."""
     identity = table.c.id if table is schema.incident else table.c.incident_id
