@@ -226,16 +226,20 @@ class Agent:
         self._signals.put(number)  # the one queue that a signal may interrupt in any state
 
     def _take_signal(self) -> None:
-        """Wait for a signal, for a moment."""
+        """Wait for a signal, for a moment; of several that came together the end comes first."""
         try:
-            number = self._signals.get(timeout=_MAIN_SECONDS)
+            came = {self._signals.get(timeout=_MAIN_SECONDS)}
         except queue.Empty:
             return
-        if number == signal.SIGHUP:
-            self.reload()
-        else:
-            _LOG.info("%s: ending", signal.Signals(number).name)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                came.add(self._signals.get_nowait())
+        ends = came - {signal.SIGHUP}
+        if ends:
+            _LOG.info("%s: ending", signal.Signals(min(ends)).name)
             self._stop.set()
+        else:
+            self.reload()
 
     def reload(self) -> bool:
         """Read the configuration anew and use it; keep the old one if it is wrong."""

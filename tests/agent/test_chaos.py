@@ -340,3 +340,14 @@ def test_a_wrong_configuration_is_said_and_the_old_one_stays(new_agent, new_engi
     agent.send(signal.SIGHUP)
     agent.wait_for(lambda: "was read anew" in agent.said(), "a right one is taken")
     assert not agent.incidents(engine.id)
+
+
+def test_the_end_does_not_wait_behind_reloads(new_agent):
+    agent = new_agent().start()
+    for _ in range(60):  # each takes longer than this pause
+        agent.send(signal.SIGHUP)
+        time.sleep(0.002)
+    status, seconds = agent.stop()
+    assert status == 0
+    assert seconds < 4
+    assert 1 <= agent.said().count("was read anew") < 20
