@@ -401,8 +401,9 @@ def test_what_is_sent_again_is_followed_by_what_was_left_out(running, configured
 
 def test_an_incident_is_escalated_unless_somebody_looks_after_it(running, configured):
     here = running(configured(first="", second='escalate_after = "1h"'))
-    cared_for = dataclasses.replace(INCIDENT, id="inc-2", fingerprint="embed/failure")
-    here.notifier.save_incident(INCIDENT)
+    incident = dataclasses.replace(INCIDENT, opened_at=time.time())  # not when tests were collected
+    cared_for = dataclasses.replace(incident, id="inc-2", fingerprint="embed/failure")
+    here.notifier.save_incident(incident)
     here.notifier.save_incident(cared_for)
     here.wait_for(
         lambda: [row.sink for row in here.rows() if row.state == "held"] == ["second"] * 2
@@ -416,7 +417,7 @@ def test_an_incident_is_escalated_unless_somebody_looks_after_it(running, config
     here.pass_time(200)
     here.told("second", "escalated")
     assert here.receivers["second"].sent[0][0].incidents[0].id == "inc-1"
-    here.notifier.save_incident(over())
+    here.notifier.save_incident(over(incident))
     here.notifier.save_incident(over(cared_for))
     here.told("second", "escalated", "resolved")
     here.wait_for(lambda: here.receivers["first"].kinds.count("resolved") == 2)
