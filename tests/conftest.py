@@ -1,7 +1,15 @@
 from __future__ import annotations
 
+import signal
+
 import pytest
 from fakenvml.library import FakeNvml, compiler
+
+
+def pytest_configure() -> None:
+    """A shell has what runs in the background ignore Ctrl-C, and what that starts inherits it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
