@@ -14,7 +14,7 @@ from typing import Final
 
 from oomwatch.errors import OomwatchError
 from oomwatch.records import EngineSample
-from oomwatch.sources.metrics import MAX_PAGE_BYTES, MetricsPage, parse_metrics
+from oomwatch.sources.metrics import MAX_PAGE_BYTES, MetricsPage, PageReader
 from oomwatch.sources.paced import PacedThread
 from oomwatch.sources.page_connection import PageConnection
 
@@ -25,7 +25,6 @@ ANSWER_SECONDS: Final = 60.0
 """An engine in a long prefill, or that compiles, may take that long and be well."""
 MAX_PAUSE_SECONDS: Final = 10.0
 """Between two tries to reach a server that is not there."""
-_FULL_SECONDS: Final = 0.9
 
 HandOn = Callable[[str, tuple[EngineSample, ...], float, float], None]
 """Engine id, samples, monotonic time of the figures, latency of the whole page in seconds."""
@@ -48,11 +47,7 @@ class ScrapeState:
 
 
 class Scraper(PacedThread):
-    """One page, read every `interval_seconds` from `start` to `stop`.
-
-    Faster than once a second, the pages between are read without their histograms and
-    declarations: their samples have fewer names in `extra`, and `page` stays as it is.
-    """
+    """One page, read every `interval_seconds` from `start` to `stop`."""
 
     def __init__(
         self,
@@ -78,10 +73,10 @@ class Scraper(PacedThread):
             headers=headers,
             ca_file=ca_file,
         )
+        self._reader = PageReader(self._connection.shown)
         self._hand_on = hand_on
         self._state = ScrapeState()
         self._page: MetricsPage | None = None
-        self._full_at = -_FULL_SECONDS
         self._in_flight_since: float | None = None
 
     @property
@@ -93,7 +88,7 @@ class Scraper(PacedThread):
 
     @property
     def page(self) -> MetricsPage | None:
-        """The last page that was read in full: its configuration, what it lacks, what is new."""
+        """The last page that was read: its configuration, what it lacks, what is new."""
         return self._page
 
     # ---------------------------------------------------------------- the thread
@@ -115,7 +110,7 @@ class Scraper(PacedThread):
             fetched = self._connection.fetch()
             ended = time.monotonic()
             self._in_flight_since = None
-            samples = self._read(fetched.data, fetched.at, fetched.monotonic)
+            samples = self._read(fetched.data, fetched.at)
         except OomwatchError as error:
             self._failed(str(error))
         except Exception as error:  # noqa: BLE001 - a fault of ours must not end the thread
@@ -128,17 +123,14 @@ class Scraper(PacedThread):
         finally:
             self._in_flight_since = None
 
-    def _read(self, data: bytes, at: float, monotonic: float) -> tuple[EngineSample, ...]:
-        full = monotonic - self._full_at >= _FULL_SECONDS
-        shown = self._connection.shown
-        page = parse_metrics(data if full else thin_page(data), source=shown, at=at)
+    def _read(self, data: bytes, at: float) -> tuple[EngineSample, ...]:
+        page = self._reader.read(data, at=at)
         if page.engine is None:
             raise OomwatchError(
-                f"{shown}: no vLLM or SGLang figures; vLLM hides them with --disable-log-stats, "
-                "SGLang shows them with --enable-metrics"
+                f"{self._connection.shown}: no vLLM or SGLang figures; vLLM hides them with "
+                "--disable-log-stats, SGLang shows them with --enable-metrics"
             )
-        if full:
-            self._full_at, self._page = monotonic, page
+        self._page = page
         return page.samples
 
     def _give(self, samples: tuple[EngineSample, ...], at: float, latency_seconds: float) -> None:
@@ -159,14 +151,3 @@ class Scraper(PacedThread):
             reason=reason,
             failures=before.failures + 1,
         )
-
-
-def thin_page(data: bytes) -> bytes:
-    """A page without its declarations and the buckets of its histograms: a third of the work."""
-    return b"\n".join(
-        [
-            line
-            for line in data.split(b"\n")
-            if line[:1] != b"#" and b"_bucket{" not in line and b"_created{" not in line
-        ]
-    )

@@ -22,7 +22,8 @@ from oomwatch.errors import (
     UsageError,
 )
 from oomwatch.records import EngineSample
-from oomwatch.sources.metrics import MAX_ENGINES, parse_metrics, rates, read_metrics
+from oomwatch.sources.metrics import PageReader, parse_metrics, rates, read_metrics
+from oomwatch.sources.metrics_layout import MAX_ENGINES
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "metrics"
 PAGE = b'vllm:num_requests_running{engine="0",model_name="m"} 3.0\n'
@@ -245,6 +246,61 @@ def test_any_label_value_is_read_back(value):
     page = parse_metrics(f'vllm:num_requests_running{{engine="0",model_name="{escaped}"}} 2')
     assert page.model_name == (value or None)
     assert page.samples[0].running == 2
+
+
+# ---------------------------------------------------------------- one page after another
+_LINES = (
+    "# TYPE vllm:num_requests_running gauge",
+    "# TYPE vllm:brand_new gauge",
+    "",
+    "vllm:num_requests_run",
+    "vllm:num_requests_running",
+    "vllm:num_requests_running{engine=",
+    'vllm:num_requests_running{engine="0"} 1',
+    'vllm:num_requests_running{engine="0"}  2',
+    'vllm:num_requests_running{engine="0"} 3 1760000000000',
+    'vllm:num_requests_running{engine="0"}\t4',
+    'vllm:num_requests_running{engine="1"} 5',
+    'vllm:num_requests_running{engine="1"} NaN',
+    'vllm:num_requests_running{engine="1"} 1.2.3',
+    'vllm:num_requests_running{engine="1"} 1_0',
+    "vllm:num_requests_running 6",
+    'vllm:num_preemptions_total{engine="0"} 7 # {id="x"} 1',
+    'vllm:request_prompt_tokens_bucket{engine="0",le="10"} 1',
+    'vllm:request_prompt_tokens_bucket{engine="0",le="20"} 2',
+    'vllm:request_prompt_tokens_bucket{engine="0",le="20"} 1',
+    'vllm:request_prompt_tokens_bucket{engine="0",le="+Inf"} 2',
+    'vllm:cache_config_info{engine="0",block_size="16",num_gpu_blocks="100"} 1.0',
+    'vllm:cache_config_info{engine="0",block_size="32",num_gpu_blocks="100"} 1.0',
+    "sglang:num_running_reqs 8",
+    "  vllm:num_requests_running 9",
+    "{}",
+)
+_PAGES = st.lists(st.lists(st.sampled_from(_LINES), max_size=8), min_size=2, max_size=5)
+
+
+@given(pages=_PAGES)
+def test_a_page_after_others_is_read_as_if_it_were_the_first(pages):
+    reader = PageReader()
+    for lines in pages:
+        page = "\n".join(lines)
+        assert repr(reader.read(page, at=1.0)) == repr(parse_metrics(page, at=1.0))
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("name", ["vllm-0.11.0-dp2", "ray-vllm", "sglang-0.5.12-dp2"])
+def test_other_values_on_a_page_of_the_same_form_are_read(name, data):
+    first = (FIXTURES / f"{name}.txt").read_text()
+    lines = first.split("\n")
+    changed = data.draw(st.sets(st.sampled_from(range(len(lines))), min_size=1, max_size=9))
+    for number in changed:
+        head, blank, _ = lines[number].rpartition(" ")
+        if blank and not head.startswith("#"):
+            lines[number] = f"{head} {data.draw(st.floats(min_value=0, max_value=2**40))}"
+    reader = PageReader()
+    reader.read(first, at=1.0)
+    then = "\n".join(lines)
+    assert repr(reader.read(then, at=1.0)) == repr(parse_metrics(then, at=1.0))
 
 
 # ---------------------------------------------------------------- rates

@@ -10,13 +10,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oomwatch.errors import UsageError
-from oomwatch.sources.scrape import Scraper, ScrapeState, thin_page
+from oomwatch.sources.metrics import parse_metrics
+from oomwatch.sources.scrape import Scraper, ScrapeState
 
 PAGE = b"""# HELP vllm:num_requests_running x
 # TYPE vllm:num_requests_running gauge
@@ -143,26 +143,20 @@ def test_samples_are_handed_on_over_one_connection(serve, scrape):
     assert "kv_usage_ratio" in scraper.page.absent
 
 
-def test_pages_between_are_read_without_histograms(serve, scrape):
-    _, handed = scrape(serve(reply).url, interval_seconds=0.02)
-    first = handed.get(timeout=PATIENCE)[1][0]
-    second = handed.get(timeout=PATIENCE)[1][0]
-    assert first.extra["request_prompt_tokens_highest_bucket"] == 100
-    assert "request_prompt_tokens_highest_bucket" not in second.extra
-    for name in ("running", "preemptions_total", "kv_blocks_total", "block_size_tokens"):
-        assert getattr(first, name) == getattr(second, name) is not None
-
-
-def test_thin_pages_of_every_engine_keep_all_fields():
-    from oomwatch.sources.metrics import parse_metrics
-
-    for path in (Path(__file__).parent.parent / "fixtures" / "metrics").glob("*.txt"):
-        data = path.read_bytes()
-        whole, thin = parse_metrics(data, at=1.0), parse_metrics(thin_page(data), at=1.0)
-        for one, other in zip(whole.samples, thin.samples, strict=True):
-            for name in one.__dataclass_fields__:
-                if name != "extra":
-                    assert getattr(one, name) == getattr(other, name), (path.name, name)
+def test_whatever_changes_from_one_page_to_the_next_is_read(serve, scrape):
+    pages = [
+        PAGE,
+        PAGE.replace(b" 5.0", b" 6.0"),
+        PAGE + b'vllm:num_requests_waiting{engine="0",model_name="m"} 9\n',
+        PAGE.replace(b"100.0", b"200.0"),
+        PAGE,
+    ]
+    told = iter(pages)
+    url = serve(lambda handler: reply(handler, next(told, PAGE))).url
+    _, handed = scrape(url, interval_seconds=0.02)
+    for page in pages:
+        samples = handed.get(timeout=PATIENCE)[1]
+        assert samples == parse_metrics(page, at=samples[0].at).samples
 
 
 def test_the_interval_may_be_changed_while_it_waits(serve, scrape):
