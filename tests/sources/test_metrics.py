@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oomwatch.engines.metrics import MetricTable
@@ -280,6 +280,7 @@ _PAGES = st.lists(st.lists(st.sampled_from(_LINES), max_size=8), min_size=2, max
 
 
 @given(pages=_PAGES)
+@example(pages=[["vllm:num_requests_run"], ["vllm:num_requests_running 6"]])
 def test_a_page_after_others_is_read_as_if_it_were_the_first(pages):
     reader = PageReader()
     for lines in pages:
