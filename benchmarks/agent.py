@@ -1,12 +1,13 @@
 """The agent against its budgets, beside other monitors on the same stand-ins.
 
 ``python benchmarks/agent.py`` builds a host of 8 GPUs with 4 processes each on a scripted NVML
-library, two servers that answer with a metrics page of `--page` (60 KB, as vLLM's is), and a log of
-each that grows by a line ten times a second. Then it runs the agent beside them and prints what it
-takes of a core, at one sweep a second and in a burst of ten, and what it keeps resident; how late
-its sweeps are while a server does not answer and the store cannot be written; then each of the
-other programs in `PEERS` that is installed, here or in `--peers-path`, the same way as the first.
-It fails where a budget is broken: 1.5 % of a core, 6 % in a burst, 72 MiB, 50 ms.
+library, two servers that answer with a metrics page of vLLM 0.32 on which every counter and
+histogram grows, and a log of each that grows by a line ten times a second. Then it runs the agent
+beside them and prints what it takes of a core, at one sweep a second and in a burst of ten, and
+what it keeps resident; how late its sweeps are while a server does not answer and the store cannot
+be written; then each of the other programs in `PEERS` that is installed, here or in `--peers-path`,
+the same way as the first. It fails where a budget is broken: 1.5 % of a core, 6 % in a burst, 72
+MiB, 50 ms.
 """
 
 from __future__ import annotations
@@ -42,11 +43,22 @@ PEERS = (
         ["vllm-doctor", "diagnose", f"http://127.0.0.1:{PORTS[0]}/metrics", "--watch"],
     ),
 )
+PAGE = Path(__file__).parent / "vllm-0.32.0.metrics"
+"""Of vLLM 0.32.0 on a CPU, after requests that were preempted."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 SERVER = r"""
-import http.server, os, subprocess, sys, threading, time
-page = open(os.environ["PAGE"], "rb").read()
+import http.server, os, re, subprocess, sys, threading, time
+GROWS = re.compile(r"^\w[^#]*_(total|sum|count|bucket)\{")
+lines = [line.rpartition(" ") for line in open(os.environ["PAGE"])]
+asked = 0
+def page():
+    global asked
+    asked += 1
+    return "".join(
+        f"{head} {float(value) + asked}\n" if GROWS.search(head) else f"{head} {value}"
+        for head, _, value in lines
+    ).encode()
 title = "exec -a VLLM::Worker_TP%d sleep 9999"
 workers = [subprocess.Popen(["bash", "-c", title % n]) for n in range(16)]
 class Page(http.server.BaseHTTPRequestHandler):
@@ -55,11 +67,12 @@ class Page(http.server.BaseHTTPRequestHandler):
         if self.path != "/metrics":
             self.send_error(404)
             return
+        told = page()
         self.send_response(200)
         self.send_header("Content-Type", "text/plain; version=0.0.4")
-        self.send_header("Content-Length", str(len(page)))
+        self.send_header("Content-Length", str(len(told)))
         self.end_headers()
-        self.wfile.write(page)
+        self.wfile.write(told)
     def log_message(self, *_): pass
 port = int(sys.argv[sys.argv.index("--port") + 1])
 server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Page)
@@ -74,34 +87,9 @@ while True:
 """
 
 
-def page(size: int) -> bytes:
-    """A page like vLLM's: a few gauges and counters between many histograms."""
-    lines = [
-        'vllm:num_requests_running{engine="0",model_name="m"} 12.0',
-        'vllm:num_requests_waiting{engine="0",model_name="m"} 0.0',
-        'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.55',
-        'vllm:num_preemptions_total{engine="0",model_name="m"} 3.0',
-        'vllm:prompt_tokens_total{engine="0",model_name="m"} 123456.0',
-        'vllm:generation_tokens_total{engine="0",model_name="m"} 654321.0',
-        'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="7311"} 1.0',
-    ]
-    number = 0
-    while sum(map(len, lines)) + len(lines) < size:
-        number += 1
-        name = f"vllm:request_part_{number}_seconds"
-        lines.append(f"# HELP {name} Histogram of one part of a request in seconds.")
-        lines.append(f"# TYPE {name} histogram")
-        lines += [
-            f'{name}_bucket{{engine="0",le="{bound}",model_name="m"}} {bound * 7}'
-            for bound in range(1, 21)
-        ]
-    return ("\n".join(lines) + "\n").encode()
-
-
 @contextlib.contextmanager
-def host(folder: Path, page_bytes: bytes) -> Iterator[dict[str, str]]:
+def host(folder: Path) -> Iterator[dict[str, str]]:
     """The servers and their processes; the variables under which the GPUs are seen."""
-    (folder / "page").write_bytes(page_bytes)
     program = folder / "vllm"
     program.write_text(SERVER)
     servers = []
@@ -115,7 +103,7 @@ def host(folder: Path, page_bytes: bytes) -> Iterator[dict[str, str]]:
                         stdout=log,
                         stderr=log,
                         start_new_session=True,
-                        env=os.environ | {"PAGE": f"{folder}/page", "PIDS": f"{folder}/pids-"},
+                        env=os.environ | {"PAGE": str(PAGE), "PIDS": f"{folder}/pids-"},
                     )
                 )
         pids: list[int] = []
@@ -241,11 +229,10 @@ def main() -> None:
     """Print the table; end with 1 where a budget is broken."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--page", type=int, default=60_000)
     parser.add_argument("--peers-path", default="", help="a folder with the other programs")
     given = parser.parse_args()
     rows: list[tuple[str, float, float]] = []
-    with tempfile.TemporaryDirectory() as name, host(Path(name), page(given.page)) as environment:
+    with tempfile.TemporaryDirectory() as name, host(Path(name)) as environment:
         folder = Path(name)
         share, resident = measure_agent(folder, environment, given.seconds, "1s", "normal")
         rows.append(("oomwatch agent, 1 Hz", share, resident))

@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.agent import PORTS, Usage, host, page  # noqa: E402 - the folder above is put on the path
+from benchmarks.agent import PORTS, Usage, host  # noqa: E402 - the folder above is put on the path
 from tests.faulty_receiver import SECRET, FaultyReceiver  # noqa: E402 - as above
 
 BUDGET_SECONDS = 2.0
@@ -71,7 +71,7 @@ def main() -> None:
         logs = [folder / f"e{number}.log" for number in range(given.count)]
         for log in logs:
             write(log, STARTED)
-        environment = stack.enter_context(host(folder, page(40_000)))
+        environment = stack.enter_context(host(folder))
         usage = start_agent(folder, environment, logs, receiver.url)
         stack.callback(usage.stop)
         seconds = []

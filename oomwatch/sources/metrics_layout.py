@@ -249,6 +249,7 @@ class _Histogram:
                 buckets.setdefault(bound, []).append(row.place)
         self._bounds = sorted(buckets)
         self._buckets = [buckets[bound] for bound in self._bounds]
+        self._shared = any(len(series) > 1 for series in self._buckets)
 
     def values(self, numbers: Sequence[float]) -> dict[str, float]:
         """What it says, by name."""
@@ -258,7 +259,9 @@ class _Histogram:
             if finite and math.isfinite(total := sum(finite)):
                 values[name] = total
         if self._bounds:
-            filled = [sum(_finite(numbers, series)) for series in self._buckets]
+            filled = [numbers[series[0]] for series in self._buckets]
+            if self._shared or not math.isfinite(sum(filled)):
+                filled = [sum(_finite(numbers, series)) for series in self._buckets]
             top = self._bounds[filled.index(most)] if (most := max(filled)) > 0 else math.inf
             if math.isfinite(top):
                 values[self._name + "_highest_bucket"] = top

@@ -39,6 +39,7 @@ from oomwatch.sources.nvml_device import (
     RemappedRows,
     instance_id,
     outcome_of,
+    read_facts,
     read_gpu,
 )
 
@@ -56,6 +57,7 @@ __all__ = [
     "load_binding",
     "read_gpus",
 ]
+from oomwatch.sources.procfs import read_comm
 
 _log = logging.getLogger(__name__)
 
@@ -225,6 +227,7 @@ class NvmlSession:
 def _fill(draft: Draft, pynvml: Any, call: Call, at: float, *, proc_root: str) -> None:
     """All GPUs into `draft`, one by one. Raises `NVMLError` if none can be reached."""
     driver = Driver(pynvml, call)
+    name_of = functools.partial(read_comm, proc_root=proc_root)
     draft.driver_version = driver.ask("nvmlSystemGetDriverVersion")
     cuda = driver.ask("nvmlSystemGetCudaDriverVersion")
     if cuda:
@@ -233,9 +236,10 @@ def _fill(draft: Draft, pynvml: Any, call: Call, at: float, *, proc_root: str) -
     for index in range(pynvml.nvmlDeviceGetCount()):
         driver.gpu = index
         try:
-            call.enter(f"nvmlDeviceGetHandleByIndex of GPU {index}")
+            call.enter("nvmlDeviceGetHandleByIndex", index)
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            reading, processes = read_gpu(driver, handle, index, at, proc_root)
+            facts = read_facts(driver, handle)
+            reading, processes = read_gpu(driver, handle, at, facts, name_of)
         except pynvml.NVMLError as error:
             outcome, note = outcome_of(pynvml, error)
             reading = GpuReading(GpuSample(at, index), outcome, processes_known=False, note=note)

@@ -9,7 +9,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 from oomwatch.records import GpuProcessSample, GpuSample
 from oomwatch.sources.kernel_events import normalize_pci
-from oomwatch.sources.procfs import read_comm
 
 NvmlOutcome = Literal[
     "ok",
@@ -90,12 +89,28 @@ class Call:
     """The call that a thread is in, for those who wait for it."""
 
     def __init__(self) -> None:
-        self.name = "start"
-        self.started = time.monotonic()
+        self.enter("start")
 
-    def enter(self, name: str) -> None:
+    def enter(self, function: str, gpu: int | None = None) -> None:
         """A call of the driver is about to be made."""
-        self.name, self.started = name, time.monotonic()
+        self._function, self._gpu, self.started = function, gpu, time.monotonic()
+
+    @property
+    def name(self) -> str:
+        """As ``nvmlDeviceGetMemoryInfo of GPU 1``."""
+        return self._function if self._gpu is None else f"{self._function} of GPU {self._gpu}"
+
+
+class GpuFacts(NamedTuple):
+    """What never or slowly changes of a GPU."""
+
+    uuid: str | None
+    name: str | None
+    pci: str | None
+    mig_enabled: bool | None
+    ecc: EccCounts | None
+    remapped_rows: RemappedRows | None
+    reports_xid: bool | None
 
 
 class _Process(NamedTuple):
@@ -134,7 +149,7 @@ class Driver:
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """The call's answer, bytes as text; None where it is not offered to us."""
-        self._call.enter(name if self.gpu is None else f"{name} of GPU {self.gpu}")
+        self._call.enter(name, self.gpu)
         function: Callable[..., Any] | None = getattr(self.pynvml, name, None)
         if function is None:
             return None
@@ -152,15 +167,37 @@ class Driver:
         return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
 
 
-def read_gpu(
-    driver: Driver, handle: Any, index: int, at: float, proc_root: str
-) -> tuple[GpuReading, list[GpuProcessSample]]:
-    """All of one GPU. Raises `NVMLError` if the GPU as a whole does not answer."""
-    memory = _memory(driver, handle)
-    sample = _sample(driver, handle, index, at, memory)
+def read_facts(driver: Driver, handle: Any) -> GpuFacts:
+    """The facts of one GPU. Raises `NVMLError` if the GPU as a whole does not answer."""
     mig_mode = driver.ask("nvmlDeviceGetMigMode", handle)
-    mig_enabled = bool(mig_mode[0]) if mig_mode else None
-    instances = _instances(driver, handle, index, at) if mig_enabled else []
+    return GpuFacts(
+        uuid=driver.ask("nvmlDeviceGetUUID", handle),
+        name=driver.ask("nvmlDeviceGetName", handle),
+        pci=_pci(driver, handle),
+        mig_enabled=bool(mig_mode[0]) if mig_mode else None,
+        ecc=_ecc(driver, handle),
+        remapped_rows=_remapped_rows(driver, handle),
+        reports_xid=_reports_xid(driver, handle),
+    )
+
+
+def read_gpu(
+    driver: Driver,
+    handle: Any,
+    at: float,
+    facts: GpuFacts,
+    name_of: Callable[[int], str | None],
+) -> tuple[GpuReading, list[GpuProcessSample]]:
+    """The figures of one GPU, that of `driver.gpu`; `name_of` gives the name of a process.
+
+    Raises:
+        NVMLError: the GPU as a whole does not answer.
+
+    """
+    index = driver.gpu or 0
+    memory = _memory(driver, handle)
+    sample = _sample(driver, handle, at, facts, memory)
+    instances = _instances(driver, handle, index, at) if facts.mig_enabled else []
     found, known = _processes(driver, handle, [instance_handle for instance_handle, _ in instances])
     mig_uuids = {
         (instance.gpu_instance, instance.compute_instance): instance.sample.uuid
@@ -179,7 +216,7 @@ def read_gpu(
             at,
             index,
             process.pid,
-            read_comm(process.pid, proc_root=proc_root),
+            name_of(process.pid),
             process.used_bytes,
             kind,
             mig_uuids.get((process.gpu_instance, process.compute_instance)),
@@ -193,12 +230,12 @@ def read_gpu(
         GpuReading(
             sample=sample,
             outcome="ok" if memory.total is not None else "unified_memory",
-            pci=_pci(driver, handle),
-            mig_enabled=mig_enabled,
+            pci=facts.pci,
+            mig_enabled=facts.mig_enabled,
             instances=tuple(instance for _, instance in instances),
-            ecc=_ecc(driver, handle),
-            remapped_rows=_remapped_rows(driver, handle),
-            reports_xid=_reports_xid(driver, handle),
+            ecc=facts.ecc,
+            remapped_rows=facts.remapped_rows,
+            reports_xid=facts.reports_xid,
             processes_known=known and not hidden,
             note=note,
         ),
@@ -206,15 +243,15 @@ def read_gpu(
     )
 
 
-def _sample(driver: Driver, handle: Any, index: int, at: float, memory: _Memory) -> GpuSample:
+def _sample(driver: Driver, handle: Any, at: float, facts: GpuFacts, memory: _Memory) -> GpuSample:
     rates = driver.ask("nvmlDeviceGetUtilizationRates", handle)
     milliwatts = driver.ask("nvmlDeviceGetPowerUsage", handle)
     temperature = driver.ask("nvmlDeviceGetTemperature", handle, driver.pynvml.NVML_TEMPERATURE_GPU)
     return GpuSample(
         at=at,
-        gpu=index,
-        uuid=driver.ask("nvmlDeviceGetUUID", handle),
-        name=driver.ask("nvmlDeviceGetName", handle),
+        gpu=driver.gpu or 0,
+        uuid=facts.uuid,
+        name=facts.name,
         total_bytes=memory.total,
         used_bytes=memory.used,
         free_bytes=memory.free,
@@ -227,17 +264,19 @@ def _sample(driver: Driver, handle: Any, index: int, at: float, memory: _Memory)
 
 def _memory(driver: Driver, handle: Any) -> _Memory:
     """Version 2 tells the driver's own share; version 1 (before driver 510) counts it as used."""
-    found = driver.ask("nvmlDeviceGetMemoryInfo", handle, driver.pynvml.nvmlMemory_v2)
     reserved = None
+    found = driver.ask("nvmlDeviceGetMemoryInfo", handle, driver.pynvml.nvmlMemory_v2)
     if found is not None:
         reserved = int(found.reserved)
     else:
         found = driver.ask("nvmlDeviceGetMemoryInfo", handle)
-    if found is None or not 0 < found.total < _MOST_BYTES:
+    total = 0 if found is None else int(found.total)
+    if not 0 < total < _MOST_BYTES:
         return _Memory()
-    if max(found.used, found.free, reserved or 0) > found.total:
-        return _Memory(int(found.total))
-    return _Memory(int(found.total), int(found.used), int(found.free), reserved)
+    used, free = int(found.used), int(found.free)
+    if max(used, free, reserved or 0) > total:
+        return _Memory(total)
+    return _Memory(total, used, free, reserved)
 
 
 def _instances(driver: Driver, handle: Any, index: int, at: float) -> list[tuple[Any, MigInstance]]:

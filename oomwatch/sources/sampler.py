@@ -10,7 +10,6 @@ halves the cost of a sweep, and the calls that may hang.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import logging
 import time
@@ -23,33 +22,21 @@ from oomwatch.sources.nvml_device import (
     WORST_FIRST,
     Call,
     Driver,
+    GpuFacts,
     GpuReading,
     NvmlOutcome,
     outcome_of,
+    read_facts,
     read_gpu,
 )
 from oomwatch.sources.paced import PacedThread
-from oomwatch.sources.procfs import PROC_ROOT
+from oomwatch.sources.procfs import PROC_ROOT, read_comm
 
 _log = logging.getLogger(__name__)
 
 REOPEN_SECONDS: Final = 30.0
 """Between two tries to open the library again while a GPU is lost."""
 _SLOW_SECONDS: Final = 10.0
-_SLOW_CALLS: Final = frozenset(
-    {
-        "nvmlSystemGetDriverVersion",
-        "nvmlSystemGetCudaDriverVersion",
-        "nvmlDeviceGetUUID",
-        "nvmlDeviceGetName",
-        "nvmlDeviceGetPciInfo",
-        "nvmlDeviceGetMigMode",
-        "nvmlDeviceGetMaxMigDeviceCount",
-        "nvmlDeviceGetTotalEccErrors",
-        "nvmlDeviceGetRemappedRows",
-        "nvmlDeviceGetSupportedEventTypes",
-    }
-)
 _MAX_PAUSE_SECONDS: Final = 60.0
 
 HandOn = Callable[[NvmlReading, float], None]
@@ -145,19 +132,27 @@ class _Library:
         self._call = call
         self._proc_root = proc_root
         self._reopen_seconds = reopen_seconds
-        self._driver: _PatientDriver | None = None
+        self._driver: Driver | None = None
         self._opened_at = 0.0
         self._known: dict[str, int] = {}  # UUID to index of every GPU that was ever listed
+        self._forget(0.0)
+
+    def _forget(self, monotonic: float) -> None:
+        """Ask everything anew."""
+        self._learnt_at = monotonic
+        self._versions: tuple[str | None, str | None] | None = None
+        self._facts: dict[int, GpuFacts] = {}
+        self._names: dict[int, str | None] = {}
 
     def read(self, at: float, monotonic: float) -> NvmlReading:
         """One sweep. What the driver does is an outcome."""
         pynvml = load_binding()
+        if monotonic - self._learnt_at >= _SLOW_SECONDS:
+            self._forget(monotonic)
         try:
             driver = self._open(pynvml, monotonic)
             gpus, processes = self._read_gpus(driver, at)
-            driver.gpu = None
-            version = driver.ask("nvmlSystemGetDriverVersion")
-            cuda = driver.ask("nvmlSystemGetCudaDriverVersion")
+            version, cuda = self._versions = self._versions or _read_versions(driver)
         except pynvml.NVMLError as error:
             self.close()
             return NvmlReading(at, *outcome_of(pynvml, error))
@@ -167,15 +162,7 @@ class _Library:
             or monotonic - self._opened_at >= self._reopen_seconds
         ):
             self.close()  # after a reset, or with another driver, the old handles answer nothing
-        return NvmlReading(
-            at,
-            outcome,
-            detail,
-            version,
-            f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
-            tuple(gpus),
-            tuple(processes),
-        )
+        return NvmlReading(at, outcome, detail, version, cuda, tuple(gpus), tuple(processes))
 
     def close(self) -> None:
         """Let go of the library."""
@@ -189,17 +176,17 @@ class _Library:
         except pynvml.NVMLError as error:
             _log.debug("nvmlShutdown: %s", error)
 
-    def _open(self, pynvml: Any, monotonic: float) -> _PatientDriver:
+    def _open(self, pynvml: Any, monotonic: float) -> Driver:
         if self._driver is None:
             self._call.enter("nvmlInit")
             pynvml.nvmlInit()
-            self._driver = _PatientDriver(pynvml, self._call)
+            self._driver = Driver(pynvml, self._call)
             self._opened_at = monotonic
-        self._driver.forget_old(monotonic)
+            self._forget(monotonic)
         return self._driver
 
     def _read_gpus(
-        self, driver: _PatientDriver, at: float
+        self, driver: Driver, at: float
     ) -> tuple[list[GpuReading], list[GpuProcessSample]]:
         pynvml = driver.pynvml
         gpus: list[GpuReading] = []
@@ -208,10 +195,13 @@ class _Library:
         for index in range(pynvml.nvmlDeviceGetCount()):
             driver.gpu = index
             try:
-                self._call.enter(f"nvmlDeviceGetHandleByIndex of GPU {index}")
+                self._call.enter("nvmlDeviceGetHandleByIndex", index)
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                reading, held = read_gpu(driver, handle, index, at, self._proc_root)
+                if index not in self._facts:
+                    self._facts[index] = read_facts(driver, handle)
+                reading, held = read_gpu(driver, handle, at, self._facts[index], self._name_of)
             except pynvml.NVMLError as error:
+                self._facts.pop(index, None)
                 outcome, note = outcome_of(pynvml, error)
                 lost = GpuSample(at, index, self._uuid(index))
                 gpus.append(GpuReading(lost, outcome, processes_known=False, note=note))
@@ -220,7 +210,14 @@ class _Library:
                 self._known[reading.sample.uuid] = index
             gpus.append(reading)
             processes += held
+        self._names = {process.pid: process.name for process in processes}
         return gpus, processes
+
+    def _name_of(self, pid: int) -> str | None:
+        """Of a process that held memory in the last sweep it is known."""
+        if pid not in self._names:
+            self._names[pid] = read_comm(pid, proc_root=self._proc_root)
+        return self._names[pid]
 
     def _uuid(self, index: int) -> str | None:
         return next((uuid for uuid, known in self._known.items() if known == index), None)
@@ -242,35 +239,12 @@ class _Library:
         return "ok", None
 
 
-class _PatientDriver(Driver):
-    """Gives the last answer again to what it was asked a moment ago and changes slowly."""
-
-    def __init__(self, pynvml: Any, call: Call) -> None:
-        super().__init__(pynvml, call)
-        self._answers: dict[tuple[Any, ...], Any] = {}
-        self._since = time.monotonic()
-
-    def forget_old(self, monotonic: float) -> None:
-        """Ask everything anew from time to time; it must not be within a sweep."""
-        if monotonic - self._since >= _SLOW_SECONDS:
-            self._answers.clear()
-            self._since = monotonic
-
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """As `Driver.ask`."""
-        if name not in _SLOW_CALLS:
-            return super().ask(name, *arguments)
-        key = (name, self.gpu, *map(_address, arguments))
-        if key not in self._answers:
-            self._answers[key] = super().ask(name, *arguments)
-        return self._answers[key]
-
-
-def _address(argument: Any) -> Any:
-    """A handle by where it points to: the binding makes a new object each time."""
-    if isinstance(argument, int):
-        return argument
-    return ctypes.cast(argument, ctypes.c_void_p).value
+def _read_versions(driver: Driver) -> tuple[str | None, str | None]:
+    """Of the driver and of CUDA."""
+    driver.gpu = None
+    version = driver.ask("nvmlSystemGetDriverVersion")
+    cuda = driver.ask("nvmlSystemGetCudaDriverVersion")
+    return version, f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None
 
 
 class _Peak:
@@ -306,11 +280,11 @@ def _all_samples(reading: NvmlReading) -> list[GpuSample]:
 
 def _with_peaks(reading: NvmlReading, peaks: dict[tuple[int, str | None], _Peak]) -> NvmlReading:
     """The sweep, with what those before it saw."""
+    if all(peak.sweeps < 2 for peak in peaks.values()):
+        return reading
 
     def peaked(sample: GpuSample) -> GpuSample:
         peak = peaks[_key(sample)]
-        if peak.sweeps < 2:
-            return sample
         return dataclasses.replace(
             sample, used_max_bytes=peak.used_max, free_min_bytes=peak.free_min
         )

@@ -144,7 +144,7 @@ def test_slow_facts_are_not_asked_each_time(fake_nvml):
         """
 s = sampler(interval_seconds=0.01, keep_seconds=0)
 early = [handed.get(timeout=30)[0].outcome for _ in range(4)]
-s._library._driver._since -= 3600
+s._library._learnt_at -= 3600
 late = [handed.get(timeout=30)[0].outcome for _ in range(50)]
 s.stop()
 print(json.dumps([sorted(set(early)), "gpu_lost" in late]))
