@@ -152,18 +152,11 @@ class LogFollowers:
                 elif one.alone_since is None:
                     one.alone_since = now
 
-    def _let_go(self, now: float) -> None:
-        with self._lock:
-            for place, one in list(self._followed.items()):
-                if one.alone_since is not None and now - one.alone_since > _KEEP_SECONDS:
-                    del self._followed[place]
-                    one.tail.follower.close()
-
     def look(self) -> None:
         """Read what is new in every log."""
         now = time.monotonic()
-        self._let_go(now)
         with self._lock:
+            self._let_go(now)
             followed = list(self._followed.items())
         saving = now >= self._save_at
         if saving:
@@ -171,6 +164,12 @@ class LogFollowers:
         for place, one in followed:
             self._look_at(place, one, saving=saving)
         self.looked_at = now
+
+    def _let_go(self, now: float) -> None:
+        for place, one in list(self._followed.items()):
+            if one.alone_since is not None and now - one.alone_since > _KEEP_SECONDS:
+                del self._followed[place]
+                one.tail.follower.close()
 
     def _look_at(self, place: str, one: _Followed, *, saving: bool) -> None:
         lines: list[LogLine] = []

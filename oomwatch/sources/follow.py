@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import gzip
 import lzma
 import os
@@ -44,8 +43,7 @@ class Chunk(NamedTuple):
     """Whether it is the beginning of a file."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FilePosition:
+class FilePosition(NamedTuple):
     """Where a follower stopped: all that is needed to go on in another process."""
 
     device: int
@@ -57,7 +55,7 @@ class FilePosition:
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
-        return {**dataclasses.asdict(self), "tail": self.tail.hex()}
+        return {**self._asdict(), "tail": self.tail.hex()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FilePosition | None:
@@ -83,6 +81,8 @@ class FileFollower:
         """Why lines may be missing since the last look; cleared by `read`."""
         self._current: _Source | None = None
         self._queue: collections.deque[_Source] = collections.deque()
+        self._unended = b""
+        """The last line of the file before, which never got its line feed."""
         self._resume = position
         self._idle_looks = 0
 
@@ -110,18 +110,24 @@ class FileFollower:
             self._open_current()
         now = time.monotonic() if now is None else now
         while limit > 0 and self._current is not None:
-            if self._current.was_rewritten():
+            if self._unended:
+                data, self._unended = self._unended + b"\n", b""
+                yield Chunk(data, 1, fresh=False)
+            room = min(limit, READ_BYTES)
+            added = self._current.read(room)
+            if added is None:
                 self._start_over()
                 continue
-            chunk = self._current.read(min(limit, READ_BYTES), now)
-            if chunk is None:
-                if not self._next():
-                    return
-                continue
-            self._idle_looks = 0
-            limit -= len(chunk.data)
-            if chunk.data:
-                yield chunk
+            chunk = self._current.take(added, now)
+            if chunk is not None:
+                self._idle_looks = 0
+                limit -= len(chunk.data)
+                if chunk.data:
+                    yield chunk
+                if self._queue or len(added) == room:  # there may be more, also since then
+                    continue
+            if not self._next():
+                return
 
     def close(self) -> None:
         """Let go of all files."""
@@ -134,19 +140,13 @@ class FileFollower:
     # ---------------------------------------------------------------- which file
     def _open_current(self) -> None:
         """Open where reading stopped, and queue what was written since; else the file itself."""
-        resume = self._resume
-        if resume is None:
-            self._current = self._open(Path(self.path))
+        found = None if self._resume is None else self._find(self._resume)
+        self._current = found or self._open(Path(self.path))
+        if self._current is None:
             return
-        found = self._find(resume)
-        if found is not None:
-            self._current = found
-            self._resume = None
-            return
-        self._current = self._open(Path(self.path))
-        if self._current is not None:
-            self._resume = None
+        if found is None and self._resume is not None:
             self.missed = "the file was rotated away since the last run; what was between is lost"
+        self._resume = None
 
     def _find(self, position: FilePosition) -> _Source | None:
         """The file that holds a position, under whatever name it has now."""
@@ -214,7 +214,7 @@ class FileFollower:
             self._current = self._queue.popleft()
             return True
         try:
-            there = Path(self.path).stat()
+            there = os.stat(self.path)  # noqa: PTH116 - several times a second
         except OSError:
             return False
         if current.is_at(there):
@@ -239,20 +239,15 @@ class FileFollower:
                 break
             later.append(source)
         newest = self._open(Path(self.path))
+        if newest is None or not reached:  # deleted and made anew: what lies around is older
+            while later:
+                later.pop().close()
         if newest is None:
-            for source in later:
-                source.close()
             return False
-        if not reached:  # deleted and made anew: what lies around is older
-            for source in later:
-                source.close()
-            later = []
         self._queue.extend([*reversed(later), newest])
-        rest = old.take_partial()
+        self._unended = old.take_partial()
         old.close()
         self._current = self._queue.popleft()
-        if rest:
-            self._current.prepend(rest)
         return True
 
 
@@ -261,7 +256,7 @@ class _Source:
 
     def __init__(self, stream: BinaryIO, status: os.stat_result, *, packed: bool) -> None:
         self._stream = stream
-        self._status = status
+        self._identity = (status.st_dev, status.st_ino)
         self._packed = packed
         self._offset = 0
         self._number = 1
@@ -270,7 +265,6 @@ class _Source:
         self._tail = b""
         self._fresh = True
         self._skip_first = False
-        self._extra = b""
 
     @classmethod
     def open(cls, path: Path) -> _Source:
@@ -302,9 +296,7 @@ class _Source:
             tail = tail[: -len(self._partial)] if len(self._partial) < len(tail) else b""
         if not tail and given:
             tail = self._bytes_before(given)
-        return FilePosition(
-            self._status.st_dev, self._status.st_ino, given, self._number, tail[-_TAIL_BYTES:]
-        )
+        return FilePosition(*self._identity, given, self._number, tail[-_TAIL_BYTES:])
 
     def _bytes_before(self, offset: int) -> bytes:
         begin = max(0, offset - _TAIL_BYTES)
@@ -323,8 +315,7 @@ class _Source:
     def holds(self, position: FilePosition) -> bool:
         """Whether this is the file, or a copy of it, that a position was taken in."""
         if position.offset == 0:
-            same = (position.device, position.inode) == (self._status.st_dev, self._status.st_ino)
-            return same and not self._packed
+            return (position.device, position.inode) == self._identity and not self._packed
         if not self._packed and self._size() < position.offset:
             return False
         return bool(position.tail) and self._bytes_before(position.offset).endswith(position.tail)
@@ -346,44 +337,42 @@ class _Source:
         self._partial, self._tail, self._fresh = b"", b"", True
 
     def is_at(self, status: os.stat_result) -> bool:
-        return (status.st_dev, status.st_ino) == (self._status.st_dev, self._status.st_ino)
+        return (status.st_dev, status.st_ino) == self._identity
 
     def is_same_file(self, other: _Source) -> bool:
-        return self.is_at(other._status)
+        return self._identity == other._identity
 
     def _size(self) -> int:
         return os.fstat(self._stream.fileno()).st_size
 
-    def was_rewritten(self) -> bool:
-        """Whether the file was truncated, and perhaps written anew, since the last look."""
-        if self._packed:
-            return False
-        size = self._size()
-        if size < self._offset:
-            return True
-        if size == self._offset or not self._tail:
-            return False
-        return not self._bytes_before(self._offset).endswith(self._tail)
-
     # ---------------------------------------------------------------- its lines
-    def prepend(self, data: bytes) -> None:
-        """Lines of the file before that never got their line feed."""
-        self._extra = data + b"\n"
+    def read(self, limit: int) -> bytes | None:
+        """What was added; None if the file was truncated, and perhaps written anew, since then."""
+        if self._packed:
+            try:
+                return self._stream.read(limit)
+            except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile):
+                return b""
+        there = self._size() - self._offset
+        if there <= 0:
+            return b"" if there == 0 else None
+        # The end of what is known is read with it: in a file that was written anew it differs.
+        # A read of as much as there may be makes room for a megabyte, many times a second.
+        tail = self._tail
+        size = len(tail) + min(limit, there)
+        data = os.pread(self._stream.fileno(), size, self._offset - len(tail))
+        return data[len(tail) :] if data.startswith(tail) else None
 
     def take_partial(self) -> bytes:
         partial, self._partial = self._partial, b""
         return partial
 
-    def read(self, limit: int, now: float) -> Chunk | None:
-        """The next whole lines; None at the end of what is there."""
-        if self._extra:
-            extra, self._extra = self._extra, b""
-            return Chunk(extra, self._number, fresh=False)
-        data = self._read_bytes(limit)
+    def take(self, data: bytes, now: float) -> Chunk | None:
+        """The lines that are whole with what was added; None if it is nothing."""
         if not data:
             return self._stale(now)
         self._offset += len(data)
-        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+        self._tail = (self._tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
         if self._skip_first:
             line_feed = data.find(b"\n")
             self._skip_first = line_feed < 0
@@ -409,15 +398,3 @@ class _Source:
         self._number += data.count(b"\n")
         self._fresh = self._fresh and not data
         return chunk
-
-    def _read_bytes(self, limit: int) -> bytes:
-        if self._packed:
-            try:
-                return self._stream.read(limit)
-            except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile):
-                return b""
-        there = self._size() - self._offset
-        if there <= 0:
-            return b""
-        # A read of as much as there may be makes room for a megabyte, many times a second.
-        return os.pread(self._stream.fileno(), min(limit, there), self._offset)

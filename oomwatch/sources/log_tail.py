@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -59,14 +60,45 @@ class Follower(Protocol):
 class _Start:
     """What is kept of one start of the server."""
 
-    def __init__(self) -> None:
-        self.head: list[LogLine] = []
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._clock = Clock()
+        self._lock = threading.Lock()
+        self._head: list[LogLine] = []
+        self._unparsed: collections.deque[tuple[float, Piece]] = collections.deque()
+        self._head_lines = 0
         self.head_left = HEAD_BYTES
         self.telling: collections.deque[LogLine] = collections.deque(maxlen=_TELLING_LINES)
 
     @property
     def wants_head(self) -> bool:
-        return self.head_left > 0 and len(self.head) < _HEAD_LINES
+        return self.head_left > 0 and self._head_lines < _HEAD_LINES
+
+    @property
+    def begun(self) -> bool:
+        return self.head_left < HEAD_BYTES
+
+    @property
+    def head(self) -> list[LogLine]:
+        """Its first lines; those that trickle in are parsed once they are asked for."""
+        self._parse()
+        return self._head
+
+    def add_to_head(self, number: int, data: bytes, at: float) -> None:
+        """Keep lines, the first of this number, that were read at this time."""
+        lines = max(data.count(b"\n"), data.count(b"\r"))
+        self._head_lines += lines
+        self.head_left -= len(data)
+        self._unparsed.append((at, Piece(number, data, joined=False)))
+        if lines > _FEW_LINES:  # a judgement would have to wait for so many
+            self._parse()
+
+    def _parse(self) -> None:
+        with self._lock:
+            while self._unparsed:
+                at, piece = self._unparsed.popleft()
+                self._clock.note(at)
+                self._head += read_pieces([piece], self._name, self._clock)
 
 
 class LogTail:
@@ -84,9 +116,10 @@ class LogTail:
         self.name = name
         self.follower = follower
         self._wall = wall
-        self._clock = Clock(None, wall())
+        self._polled_at = wall()
+        self._clock = Clock()
         self._look = best_look()
-        self._starts: collections.deque[_Start] = collections.deque([_Start()], maxlen=_STARTS)
+        self._starts = collections.deque([_Start(name)], maxlen=_STARTS)
         self._late = size - LATE_BYTES if size > HEAD_BYTES + LATE_BYTES else 0
         self._behind = 0
         """Bytes that are read after a telling line, also if they come later: its traceback."""
@@ -99,8 +132,7 @@ class LogTail:
         """Going on in the middle: what the server said at its start is read again, and not told."""
         with contextlib.suppress(OSError), Path(path).open("rb") as file:
             data = file.read(HEAD_BYTES)
-            for _ in self._take(1, data[: data.rfind(b"\n") + 1]):
-                pass
+            self._take(1, data[: data.rfind(b"\n") + 1])
             self._starts[-1].head_left = 0
 
     def poll(self) -> Iterator[LogLine]:
@@ -110,7 +142,8 @@ class LogTail:
             OSError: the file cannot be read.
 
         """
-        self._clock.note(self._wall())
+        self._polled_at = self._wall()
+        self._clock.note(self._polled_at)
         self.tells = False
         if self._resumes:
             self._resumes = False
@@ -147,36 +180,29 @@ class LogTail:
             kept = [*lines, *kept]
         return kept
 
-    def _take(self, number: int, data: bytes) -> Iterator[LogLine]:
+    def _take(self, number: int, data: bytes) -> list[LogLine]:
+        """Keep lines, the first of this number; the telling ones of them."""
+        told = []
         begin = 0
         for end in (*_banners(data), len(data)):
             if begin < end:
-                yield from self._read(number, data[begin:end])
+                told += self._read(number, data[begin:end])
                 number += data.count(b"\n", begin, end)
-            if end < len(data) and self._starts[-1].head:
-                self._starts.append(_Start())
+            if end < len(data) and self._starts[-1].begun:
+                self._starts.append(_Start(self.name))
                 self._behind = 0
             begin = end
+        return told
 
-    def _read(self, number: int, data: bytes) -> Iterator[LogLine]:
+    def _read(self, number: int, data: bytes) -> list[LogLine]:
         start = self._starts[-1]
         telling = self._look(data)
         if start.wants_head:
-            start.head_left -= len(data)
-            fresh = list(read_pieces([Piece(number, data, joined=False)], self.name, self._clock))
-            start.head += fresh
-            if telling:
-                found, wide = telling_spans(data)
-                self.tells |= wide
-                told = [
-                    range(number + data.count(b"\n", 0, a), number + data.count(b"\n", 0, b) + 1)
-                    for a, b in found
-                ]
-                few = len(fresh) <= _FEW_LINES  # a start's own lines; in a flood what tells
-                yield from (n for n in fresh if few or any(n.number in span for span in told))
-            return
+            known = len(start.head) if telling else 0
+            start.add_to_head(number, data, self._polled_at)
+            return self._telling_of(start.head[known:], number, data) if telling else []
         if not telling and not self._behind:
-            return
+            return []
         spans = [(0, line_end(data, self._behind))] if self._behind else []
         self.tells |= bool(spans)
         self._behind = max(0, self._behind - len(data))
@@ -190,13 +216,27 @@ class LogTail:
             Piece(number + data.count(b"\n", 0, begin), data[begin:end], joined=False)
             for begin, end in spans
         ]
-        for line in read_pieces(pieces, self.name, self._clock):
-            start.telling.append(line)
-            yield line
+        told = list(read_pieces(pieces, self.name, self._clock))
+        start.telling += told
+        return told
+
+    def _telling_of(self, lines: list[LogLine], number: int, data: bytes) -> list[LogLine]:
+        """Of the lines of a start's head all, if they are few; in a flood what tells."""
+        found, wide = telling_spans(data)
+        self.tells |= wide
+        if len(lines) <= _FEW_LINES:
+            return lines
+        told = [
+            range(number + data.count(b"\n", 0, a), number + data.count(b"\n", 0, b) + 1)
+            for a, b in found
+        ]
+        return [line for line in lines if any(line.number in span for span in told)]
 
 
 def _banners(data: bytes) -> list[int]:
     """Where lines begin with which a server begins its log; not those that a client has sent."""
+    if not any(map(data.__contains__, BANNERS)):
+        return []
     found: set[int] = set()
     for text in BANNERS:
         at = data.find(text)

@@ -216,6 +216,17 @@ def test_an_unfinished_line_waits_and_is_then_given(tmp_path: Path) -> None:
     assert [chunk.data for chunk in follower.read(now=3.0)] == [b"killed he"]
 
 
+def test_an_unfinished_line_of_a_renamed_file_comes_before_the_next_file(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_bytes(b"done\nkilled he")
+    follower = follow(str(path))
+    assert [chunk.data for chunk in follower.read(now=0)] == [b"done\n"]
+    path.replace(f"{path}.1")
+    path.write_bytes(b"anew\n")
+    found = [chunk.data for _ in range(4) for chunk in follower.read(now=0.1)]
+    assert found == [b"killed he\n", b"anew\n"]
+
+
 def test_an_endless_line_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_bytes(b"x" * (5 << 20))

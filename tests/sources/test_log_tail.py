@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +68,20 @@ def test_telling_lines_are_given_once_with_their_number(tmp_path):
     told = list(tail.poll())
     assert [line.number for line in told if "OutOfMemoryError" in line.text] == [3]
     assert list(tail.poll()) == []
+
+
+def test_the_year_of_a_line_is_that_of_its_reading(tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text("INFO 11-29 10:00:00 core.py:5] hello\n")
+    _opened.append(FileFollower(str(path)))
+    wall = [datetime.datetime(2024, 11, 29, 10, 1).astimezone().timestamp()]
+    tail = LogTail(_opened[-1], str(path), wall=lambda: wall[0])
+    list(tail.poll())
+    wall[0] += 366 * 86_400
+    append(path, "INFO 11-30 10:00:00 core.py:5] a year later\n")
+    list(tail.poll())
+    years = [time.localtime(line.at).tm_year for line in tail.lines()]
+    assert years == [2024, 2025]
 
 
 @pytest.mark.usefixtures("small")
