@@ -35,6 +35,7 @@ from oomwatch.sources.procfs import (
     ProcessTree,
     hidepid,
     list_processes,
+    look_again,
     read_environment,
 )
 
@@ -268,18 +269,18 @@ class _Finder:
         ]
 
     def _describe(self, group: _Group, ids: set[str]) -> DiscoveredEngine:
-        processes = [process for process, _, _ in group.members]
+        processes = [  # only of these somebody asks for the memory
+            look_again(process, proc_root=self._proc_root) or process
+            for process, _, _ in group.members
+        ]
         members = tuple(
             EngineMember(process, role, rank, tuple(sorted(self._held.get(process.pid, ()))))
-            for process, role, rank in group.members
+            for process, (_, role, rank) in zip(processes, group.members, strict=True)
         )
         gpus = {gpu for member in members for gpu in member.gpus}
         if not gpus:
-            gpus = {
-                gpu
-                for process in processes
-                for gpu in gpu_nodes(process.pid, proc_root=self._proc_root)
-            }
+            nodes = (gpu_nodes(process.pid, proc_root=self._proc_root) for process in processes)
+            gpus = set(itertools.chain.from_iterable(nodes))
         env = _telling(read_environment(group.root.pid, proc_root=self._proc_root) or {})
         if group.command is not None:
             group.command = parse_command(group.root.cmdline or (), env=env)

@@ -13,6 +13,7 @@ import pytest
 import requests
 
 from oomwatch.discovery import DiscoveredEngine, Discovery, discover, holder_kind
+from oomwatch.engines.launchers import _MODULES, _PROGRAMS
 from oomwatch.engines.processes import read_launch, read_title
 from oomwatch.records import GpuProcessSample, GpuSample
 from oomwatch.sources.nvml import GpuReading, NvmlReading, Roots
@@ -564,3 +565,15 @@ def test_titles(name, cmdline, expected):
 def test_a_process_that_is_itself_a_server(cmdline, engine):
     launch = read_launch(cmdline)
     assert (launch.engine if launch else None) == engine
+
+
+@pytest.mark.parametrize(
+    "cmdline",
+    [
+        *([f"/bin/{name}", *follow] for name, (_, follow) in _PROGRAMS.items()),
+        *(["python3", "-m", name, *follow] for name, (_, follow) in _MODULES.items()),
+    ],
+    ids=" ".join,
+)
+def test_every_server_that_a_line_may_start_is_seen_as_a_process(cmdline):
+    assert read_launch(cmdline) is not None

@@ -17,7 +17,7 @@ from oomwatch.errors import OomwatchError, PermissionDeniedError
 from oomwatch.records import EngineSample, HostSample, ProcessSample
 from oomwatch.sources.kernel_follow import follow_kernel
 from oomwatch.sources.nvml import NvmlReading
-from oomwatch.sources.procfs import read_host, read_process
+from oomwatch.sources.procfs import look_again, read_host
 from oomwatch.sources.sampler import GpuSampler
 from oomwatch.store.writer import StoreWriter
 
@@ -140,8 +140,7 @@ class Feeds:
             process.sample(at)
             for engine in self._table
             for member in engine.found.members
-            if (process := read_process(member.process.pid)) is not None
-            and process.start_ticks == member.process.start_ticks
+            if (process := look_again(member.process)) is not None
         ]
 
     def watch_kernel(self) -> None:

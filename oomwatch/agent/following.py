@@ -16,10 +16,11 @@ from oomwatch.agent.newcomers import Newcomers
 from oomwatch.config import Config, ConfigError
 from oomwatch.detect.host import cgroup_kill
 from oomwatch.discovery import DiscoveredEngine, discover
-from oomwatch.sources.cgroup import CgroupIdentity, parse_proc_cgroup
+from oomwatch.sources.cgroup import CgroupIdentity
 from oomwatch.sources.keeper import KeptExit, ask_keeper
 from oomwatch.sources.lifecycle import Ended, ExitWatch, MemoryEvents, explain_end
 from oomwatch.sources.nvml import NvmlReading
+from oomwatch.sources.procfs import ProcessInfo
 from oomwatch.sources.scrape import HandOn, Scraper
 
 _LOG = logging.getLogger(__name__)
@@ -135,14 +136,10 @@ class Following:
                 process.pid, process.start_ticks, engine.id, name=process.comm, role=member.role
             )
             if self._config.sources.cgroup:
-                self._watch_cgroup(engine, process.pid)
+                self._watch_cgroup(engine, process)
 
-    def _watch_cgroup(self, engine: WatchedEngine, pid: int) -> None:
-        try:
-            with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:  # noqa: PTH123 - hot path
-                path = self._memory_events.watch(parse_proc_cgroup(file.read()))
-        except OSError:
-            return
+    def _watch_cgroup(self, engine: WatchedEngine, process: ProcessInfo) -> None:
+        path = self._memory_events.watch(dict(process.cgroup_paths))
         if path is not None:
             self._groups[path] = engine.id
             if len(self._groups) > _MOST_GROUPS:

@@ -8,7 +8,7 @@ from typing import Final
 
 from oomwatch.agent.engines import EngineTable
 from oomwatch.discovery import may_be_of_engine
-from oomwatch.sources.procfs import PROC_ROOT, read_process
+from oomwatch.sources.procfs import PROC_ROOT, glance_at
 
 _YOUNG_LOOKS: Final = 3
 """A launcher becomes the server without a new process: new ones are looked at more than once."""
@@ -24,7 +24,8 @@ class Newcomers:
     def __init__(self, table: EngineTable, *, proc_root: str = PROC_ROOT) -> None:
         self._table = table
         self._proc_root = proc_root
-        self._known: set[int] = set()
+        self._known: frozenset[str] = frozenset()
+        """Names in the folder at the last look: numbers of processes, and a few others."""
         self._young: dict[int, int] = {}
         """Processes that came lately, and how often they will be looked at again."""
         self._holders: frozenset[int] = frozenset()
@@ -39,9 +40,9 @@ class Newcomers:
 
         What an engine starts itself can wait for the next look.
         """
-        came = sorted(self._here() - self._known)[-_MOST_GLANCED_AT:]
+        came = sorted(self._pids(self._names() - self._known))[-_MOST_GLANCED_AT:]
         members = self._table.live_pids() if came else set()
-        processes = (read_process(pid, proc_root=self._proc_root) for pid in came)
+        processes = (glance_at(pid, proc_root=self._proc_root) for pid in came)
         return any(
             process is not None and process.ppid not in members and may_be_of_engine(process)
             for process in processes
@@ -52,9 +53,9 @@ class Newcomers:
 
         `holders` are the processes that hold GPU memory, `now` is monotonic time.
         """
-        here = self._here()
-        self._young.update(dict.fromkeys(here - self._known, _YOUNG_LOOKS))
-        self._known = here
+        names = self._names()
+        self._young.update(dict.fromkeys(self._pids(names - self._known), _YOUNG_LOOKS))
+        self._known = names
         new_holders = holders - self._holders
         self._holders = frozenset(holders)
         members = self._table.live_pids()
@@ -64,13 +65,16 @@ class Newcomers:
         self._looks += 1
         return due or unsettled or bool(newcomers or new_holders)
 
-    def _here(self) -> set[int]:
-        names = os.listdir(self._proc_root)  # noqa: PTH208 - names
-        return {int(name) for name in names if name.isdigit()}
+    def _names(self) -> frozenset[str]:
+        return frozenset(os.listdir(self._proc_root))  # noqa: PTH208 - names
+
+    @staticmethod
+    def _pids(names: AbstractSet[str]) -> list[int]:
+        return [int(name) for name in names if name.isdigit()]
 
     def _may_matter(self, pid: int, members: set[int], holders: AbstractSet[int]) -> bool:
         left = self._young.pop(pid) - 1
-        process = read_process(pid, proc_root=self._proc_root)
+        process = glance_at(pid, proc_root=self._proc_root)
         if process is None:
             return False
         if left:

@@ -35,11 +35,14 @@ _TITLES: Final[tuple[tuple[re.Pattern[str], str, Role], ...]] = (
     (re.compile(r"sglang::(?:http_server|tokenizer)"), "sglang", "api"),
     (re.compile(r"sglang::"), "sglang", "helper"),
 )
+_TITLED: Final = ("VLLM::", "sglang::", "ray::")
 _RANK: Final = re.compile(r"(?:PP|TP|DP|EP|CP|PCP|DCP)\d+")
 _PYTHON: Final = re.compile(r"(?:python|pypy)[\d.]*t?")
 # Options of the interpreter that take a value in the next word.
 _PYTHON_VALUES: Final = frozenset({"-X", "-W", "--check-hash-based-pycs"})
 _LONGEST_LAUNCH: Final = 4  # words: -m lmdeploy serve api_server
+# A part of each name by which `find_launch` knows a server: most processes have none of them.
+_SERVER_NAME: Final = re.compile(r"vllm|VLLM|sgl|llama|lmdeploy|text-generation")
 
 _RAY_WORKER: Final = re.compile(r"ray::(?:RayWorker|EngineCore|WorkerWrapper)")
 
@@ -101,7 +104,7 @@ _HOLDER_COMMANDS: Final[tuple[tuple[re.Pattern[str], HolderKind], ...]] = (
 def read_title(name: str | None, cmdline: Sequence[str] | None) -> EngineTitle | None:
     """The engine part that a process names itself, from its command line or its name."""
     for text in (cmdline[0] if cmdline else None, name):
-        if not text:
+        if not text or not text.startswith(_TITLED):
             continue
         if _RAY_WORKER.match(text):
             return EngineTitle("vllm", "worker")
@@ -123,8 +126,10 @@ def read_launch(cmdline: Sequence[str] | None) -> Launch | None:
     Unlike in a line that a person typed, a wrapper (``sudo``, ``timeout``, a shell, ``docker``)
     does not count: the server is its child. Neither do words that only look like a launch.
     """
-    words = _without_interpreter(list(cmdline or ()))
-    for length in range(1, min(len(words), _LONGEST_LAUNCH) + 1):
+    words = _without_interpreter(list(cmdline or ()))[:_LONGEST_LAUNCH]
+    if not _SERVER_NAME.search(" ".join(words)):
+        return None
+    for length in range(1, len(words) + 1):
         launch = find_launch(words[:length])
         if launch is not None:
             in_container = launch.environment is not None

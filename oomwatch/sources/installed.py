@@ -26,23 +26,23 @@ def installed_version(
     only the owner and root may see). Local parts (``+cu128``) are kept.
     """
     for process in processes:
-        root = Path(proc_root, str(process.pid), "root")
+        root = f"{proc_root}/{process.pid}/root"
         for folder in (*_beside_script(process, root), *_mapped(process.pid, proc_root)):
             # Seen from inside the process's own mounts first, which may be a container's.
-            for base in (root / folder.lstrip("/"), Path(folder)):
+            for base in (Path(root + folder), Path(folder)):
                 version = _version_in(base, package)
                 if version is not None:
                     return version
     return None
 
 
-def _beside_script(process: ProcessInfo, root: Path) -> list[str]:
+def _beside_script(process: ProcessInfo, root: str) -> list[str]:
     """``/opt/venv/bin/vllm`` and ``/opt/venv/bin/python`` have their packages in ../lib."""
     found = []
     for word in (process.cmdline or ())[:2]:
         folder, slash, _ = word.rpartition("/bin/")
         if slash and folder.startswith("/"):
-            for base in (root / folder.lstrip("/"), Path(folder)):
+            for base in (Path(root + folder), Path(folder)):
                 try:
                     libraries = sorted(base.glob("lib/python3*/*-packages"))
                 except OSError:  # of another user
@@ -53,7 +53,7 @@ def _beside_script(process: ProcessInfo, root: Path) -> list[str]:
 
 def _mapped(pid: int, proc_root: str) -> list[str]:
     try:
-        with Path(proc_root, str(pid), "maps").open("rb") as maps:
+        with open(f"{proc_root}/{pid}/maps", "rb") as maps:  # noqa: PTH123 - of every process
             text = maps.read(_MAPS_BYTES).decode("utf-8", "replace")
     except OSError:
         return []

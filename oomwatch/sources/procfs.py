@@ -12,8 +12,9 @@ import functools
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from oomwatch.records import HostSample, ProcessSample
 from oomwatch.sources.cgroup import CgroupIdentity, identify, owner_path, parse_proc_cgroup
@@ -22,7 +23,19 @@ PROC_ROOT: Final = "/proc"
 
 _CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _PF_KTHREAD: Final = 0x00200000  # include/linux/sched.h
+_PIECE_BYTES: Final = 1 << 16  # most files at one read
+_MOST_BYTES: Final = 8 << 20
 _LARGEST_CMDLINE_BYTES: Final = 1 << 20
+
+# The name may hold blanks and parentheses; no field after it does.
+_STAT: Final = re.compile(
+    r"\((?P<comm>.*)\) (?P<state>\S) (?P<ppid>[0-9]+) (?:\S+ ){4}(?P<flags>[0-9]+) "
+    r"(?:\S+ ){12}(?P<start_ticks>[0-9]+)",
+    re.DOTALL,
+)
+# Of the many lines of these files only those that are wanted.
+_STATUS: Final = re.compile(r"\n(Uid|VmRSS|RssFile|RssShmem|VmSwap):\s+([0-9]+)")
+_MEMINFO: Final = re.compile(r"\n(MemTotal|MemAvailable|SwapTotal|SwapFree):\s+([0-9]+)")
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -119,49 +132,81 @@ class ProcessTree:
 
 
 def list_processes(*, proc_root: str = PROC_ROOT) -> ProcessTree:
-    """All processes that this user may see, without kernel threads."""
+    """All processes that this user may see, without kernel threads; their memory is not read."""
     try:
         pids = [int(name) for name in os.listdir(proc_root) if name.isdigit()]  # noqa: PTH208 - names
     except OSError:
         pids = []
-    found = (_read_process(pid, proc_root, with_kernel=False) for pid in pids)
-    return ProcessTree(process for process in found if process and not _is_kernel_thread(process))
+    return ProcessTree(filter(None, (_listed(pid, proc_root) for pid in pids)))
+
+
+def glance_at(pid: int, *, proc_root: str = PROC_ROOT) -> ProcessInfo | None:
+    """What one process calls itself and who started it; None if it is gone or invisible."""
+    folder = f"{proc_root}/{pid}/"
+    stat = _read_stat(folder)
+    return None if stat is None else _describe(pid, proc_root, stat, _cmdline(folder), {})
 
 
 def read_process(pid: int, *, proc_root: str = PROC_ROOT) -> ProcessInfo | None:
-    """One process; None if it is gone or invisible."""
-    return _read_process(pid, proc_root, with_kernel=True)
-
-
-def _read_process(pid: int, proc_root: str, *, with_kernel: bool) -> ProcessInfo | None:
+    """One process with its cgroup and memory; None if it is gone or invisible."""
     folder = f"{proc_root}/{pid}/"
-    stat = _read(folder + "stat")
-    comm, fields = _stat(stat or "")
-    flags = fields[6] if len(fields) > 6 else ""
-    if not with_kernel and flags.isdigit() and int(flags) & _PF_KTHREAD:
-        return None  # half of the processes of an idle host: its other files need no reading
-    status = _status(_read(folder + "status"))
-    if stat is None and not status:
+    stat = _read_stat(folder)
+    if stat is None:
         return None
-    ticks = int(fields[19]) if len(fields) > 19 and fields[19].isdigit() else None
+    return _describe(pid, proc_root, stat, _cmdline(folder), _owner(folder) | _memory(folder))
+
+
+def look_again(known: ProcessInfo, *, proc_root: str = PROC_ROOT) -> ProcessInfo | None:
+    """The same process with its memory of now; None if it is gone, or its number is another's.
+
+    Its cgroup is taken to be what it was, and its command line for as long as its name is the same:
+    a process seldom changes them, and a search reads them.
+    """
+    folder = f"{proc_root}/{known.pid}/"
+    stat = _read_stat(folder)
+    if stat is None or stat.start_ticks != known.start_ticks:
+        return None
+    cmdline = known.cmdline if stat.comm == known.comm else _cmdline(folder)
+    owner = {"cgroup_paths": known.cgroup_paths, "identity": known.identity}
+    return _describe(known.pid, proc_root, stat, cmdline, owner | _memory(folder))
+
+
+class _Stat(NamedTuple):
+    comm: str | None
+    state: str
+    ppid: int
+    flags: int
+    start_ticks: int
+
+
+def _listed(pid: int, proc_root: str) -> ProcessInfo | None:
+    folder = f"{proc_root}/{pid}/"
+    stat = _read_stat(folder)
+    if stat is None or stat.flags & _PF_KTHREAD:
+        return None  # half of the processes of an idle host: their other files need no reading
+    cmdline = _cmdline(folder)
+    if cmdline == () and (pid == 2 or stat.ppid in (0, 2)):
+        return None
+    return _describe(pid, proc_root, stat, cmdline, _owner(folder))
+
+
+def _describe(
+    pid: int,
+    proc_root: str,
+    stat: _Stat,
+    cmdline: tuple[str, ...] | None,
+    more: Mapping[str, Any],
+) -> ProcessInfo:
     boot = _boot_time(proc_root, int(time.monotonic()))
-    cgroup_paths, identity = _owner(_read(folder + "cgroup") or "")
-    shared = [status.get("RssFile"), status.get("RssShmem")]
-    ppid = fields[1] if len(fields) > 1 else status.get("PPid", "")
     return ProcessInfo(
         pid=pid,
-        ppid=int(ppid) if ppid.isdigit() else None,
-        comm=comm or clean(status.get("Name", "")) or None,
-        cmdline=_cmdline(folder),
-        state=(fields[0] if fields else status.get("State", "")[:1]) or None,
-        started_at=None if ticks is None or boot is None else boot + ticks / _TICKS_PER_SECOND,
-        start_ticks=ticks,
-        uid=_first_number(status.get("Uid")),
-        rss_bytes=_kib(status.get("VmRSS")),
-        shared_bytes=None if None in shared else sum(_kib(part) or 0 for part in shared),
-        swap_bytes=_kib(status.get("VmSwap")),
-        cgroup_paths=cgroup_paths,
-        identity=identity,
+        ppid=stat.ppid,
+        comm=stat.comm,
+        cmdline=cmdline,
+        state=stat.state,
+        started_at=None if boot is None else boot + stat.start_ticks / _TICKS_PER_SECOND,
+        start_ticks=stat.start_ticks,
+        **more,
     )
 
 
@@ -181,7 +226,7 @@ def read_environment(pid: int, *, proc_root: str = PROC_ROOT) -> dict[str, str] 
 
 def read_host(*, proc_root: str = PROC_ROOT, at: float | None = None) -> HostSample:
     """Memory of the host, from ``meminfo``."""
-    meminfo = _status(_read(f"{proc_root}/meminfo"))
+    meminfo = dict(_MEMINFO.findall(f"\n{_read(f'{proc_root}/meminfo')}"))
     swap_total, swap_free = _kib(meminfo.get("SwapTotal")), _kib(meminfo.get("SwapFree"))
     return HostSample(
         at=time.time() if at is None else at,
@@ -195,7 +240,11 @@ def read_host(*, proc_root: str = PROC_ROOT, at: float | None = None) -> HostSam
 
 def hidepid(*, proc_root: str = PROC_ROOT) -> str | None:
     """The ``hidepid`` option of the mount, if it hides processes from this user; else None."""
-    for line in (_read(f"{proc_root}/self/mountinfo") or "").splitlines():
+    try:
+        lines = Path(proc_root, "self/mountinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
         left, _, right = line.partition(" - ")
         if right.startswith("proc ") and left.split()[4:5] == [PROC_ROOT]:
             match = re.search(r"\bhidepid=(\w+)", line)
@@ -209,12 +258,19 @@ def clean(text: str) -> str:
     return _CONTROLS.sub(" ", text)
 
 
+def _owner(folder: str) -> dict[str, Any]:
+    return _said_of_owner(_read(folder + "cgroup") or "")
+
+
 @functools.lru_cache(maxsize=128)
-def _owner(text: str) -> tuple[tuple[tuple[str, str], ...], CgroupIdentity | None]:
+def _said_of_owner(text: str) -> dict[str, Any]:
     """What a ``cgroup`` file says; all processes of a unit or container say the same."""
     paths = parse_proc_cgroup(text)
     owner = owner_path(paths)
-    return tuple(paths.items()), None if owner is None else identify(owner)
+    return {
+        "cgroup_paths": tuple(paths.items()),
+        "identity": None if owner is None else identify(owner),
+    }
 
 
 def _cmdline(folder: str) -> tuple[str, ...] | None:
@@ -226,50 +282,54 @@ def _cmdline(folder: str) -> tuple[str, ...] | None:
     text = _read(folder + "cmdline", _LARGEST_CMDLINE_BYTES)
     if text is None:
         return None
-    arguments = [clean(part) for part in text.rstrip("\0 ").split("\0")]
-    return () if arguments == [""] else tuple(arguments)
+    text = text.rstrip("\0 ")
+    return tuple(map(clean, text.split("\0"))) if text else ()
 
 
-def _stat(text: str) -> tuple[str, list[str]]:
-    """Name and the fields behind it; the name may hold blanks and parentheses."""
-    opening, closing = text.find("("), text.rfind(")")
-    if opening < 0 or closing < opening:
-        return "", []
-    return clean(text[opening + 1 : closing]), text[closing + 1 :].split()
+def _read_stat(folder: str) -> _Stat | None:
+    match = _STAT.search(_read(folder + "stat") or "")
+    if match is None:
+        return None
+    comm, state, ppid, flags, start_ticks = match.groups()
+    return _Stat(clean(comm) or None, state, int(ppid), int(flags), int(start_ticks))
 
 
-def _status(text: str | None) -> dict[str, str]:
-    """A file of ``Name:   value`` lines."""
-    pairs = (line.partition(":") for line in (text or "").splitlines())
-    return {name: value.strip() for name, colon, value in pairs if colon}
+def _memory(folder: str) -> dict[str, int | None]:
+    """What ``status`` says of the owner and of memory; a process that has ended has none."""
+    status = dict(_STATUS.findall(_read(folder + "status") or ""))
+    file, shmem = _kib(status.get("RssFile")), _kib(status.get("RssShmem"))
+    return {
+        "uid": int(status["Uid"]) if "Uid" in status else None,
+        "rss_bytes": _kib(status.get("VmRSS")),
+        "shared_bytes": None if file is None or shmem is None else file + shmem,
+        "swap_bytes": _kib(status.get("VmSwap")),
+    }
 
 
-def _kib(text: str | None) -> int | None:
-    number = _first_number(text)
-    return None if number is None else number * 1024
-
-
-def _first_number(text: str | None) -> int | None:
-    word = (text or "").split(maxsplit=1)[:1]
-    return int(word[0]) if word and word[0].isascii() and word[0].isdigit() else None
-
-
-def _is_kernel_thread(process: ProcessInfo) -> bool:
-    return process.cmdline == () and (process.pid == 2 or process.ppid in (0, 2))
+def _kib(number: str | None) -> int | None:
+    return None if number is None else int(number) * 1024
 
 
 @functools.lru_cache(maxsize=4)
-def _boot_time(proc_root: str, _second: int) -> float | None:
+def _boot_time(proc_root: str, _second: int) -> int | None:
     """Read once a second at most: it is a long file on a host with many cores."""
-    for line in (_read(f"{proc_root}/stat") or "").splitlines():
-        if line.startswith("btime "):
-            return _first_number(line[6:])
-    return None
+    match = re.search(r"^btime ([0-9]+)", _read(f"{proc_root}/stat") or "", re.MULTILINE)
+    return None if match is None else int(match[1])
 
 
-def _read(path: str, size: int = -1) -> str | None:
+def _read(path: str, most: int = _MOST_BYTES) -> str | None:
+    """A file that the kernel makes at one read; None if it is gone, forbidden or not there."""
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - hundreds of them in a search
-            return file.read(size).decode("utf-8", "replace")
-    except (OSError, ValueError):
-        return None  # gone, forbidden, or not of this kernel
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        text = piece = os.read(descriptor, _PIECE_BYTES)
+        while len(piece) == _PIECE_BYTES and len(text) < most:
+            piece = os.read(descriptor, _PIECE_BYTES)
+            text += piece
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return text.decode("utf-8", "replace")

@@ -17,8 +17,10 @@ from oomwatch.sources.descriptors import listeners, read_target, socket_inodes
 from oomwatch.sources.procfs import (
     ProcessInfo,
     ProcessTree,
+    glance_at,
     hidepid,
     list_processes,
+    look_again,
     read_environment,
     read_host,
     read_process,
@@ -110,6 +112,53 @@ def test_everything_of_one_process(tmp_path):
         "vllm.service",
         "/system.slice/vllm.service",
     )
+
+
+def test_a_search_reads_no_memory_and_a_glance_no_owner(tmp_path):
+    root = tree(tmp_path, fake_process(7, 3, "x", b"x\0y\0", "0::/a.service\n"))
+    listed = list_processes(proc_root=root).get(7)
+    glance = glance_at(7, proc_root=root)
+    assert listed is not None
+    assert glance is not None
+    assert (listed.ppid, listed.cmdline, listed.rss_bytes) == (3, ("x", "y"), None)
+    assert listed.identity is not None
+    assert listed.identity.unit == "a.service"
+    assert (glance.ppid, glance.cmdline, glance.rss_bytes) == (3, ("x", "y"), None)
+    assert glance_at(8, proc_root=root) is None
+
+
+def test_the_same_process_is_looked_at_again(tmp_path):
+    root = tree(tmp_path, fake_process(7, 3, "python3", b"vllm\0", "0::/a.service\n"))
+    known = list_processes(proc_root=root).get(7)
+    assert known is not None
+    assert look_again(known, proc_root=root) == read_process(7, proc_root=root)
+    tree(tmp_path, {"7/status": STATUS.format(comm="python3").replace("2048", "4096")})
+    again = look_again(known, proc_root=root)
+    assert again is not None
+    assert again.rss_bytes == 4 * MIB
+    tree(tmp_path, fake_process(7, 1, "VLLM::Worker", b"VLLM::Worker\0", "0::/\n"))
+    renamed = look_again(known, proc_root=root)
+    assert renamed is not None
+    assert (renamed.comm, renamed.title, renamed.ppid) == ("VLLM::Worker", "VLLM::Worker", 1)
+    tree(tmp_path, {"7/stat": STAT.format(pid=7, ppid=3, comm="python3").replace("250", "251")})
+    assert look_again(known, proc_root=root) is None
+    (tmp_path / "7" / "stat").unlink()
+    assert look_again(known, proc_root=root) is None
+
+
+@pytest.mark.parametrize("blank", [b"", b"\0\0", b"  \0"])
+def test_a_command_line_of_nothing_has_no_arguments(tmp_path, blank):
+    process = read_process(7, proc_root=tree(tmp_path, fake_process(7, 3, "x", blank, "0::/\n")))
+    assert process is not None
+    assert process.cmdline == ()
+
+
+def test_a_command_line_longer_than_one_read(spawn):
+    child = spawn(IDLE, "x" * 100_000, "last")
+    process = read_process(child.pid)
+    assert process is not None
+    assert process.cmdline is not None
+    assert process.cmdline[-2:] == ("x" * 100_000, "last")
 
 
 @pytest.mark.parametrize("comm", ["a) S 99 (b", "()", ") (", "x y z", "((("])
