@@ -91,6 +91,20 @@ class _Watched:
             self.given_up_at = time.monotonic() + patience
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Round:
+    """What is waited for, until that changes: hundreds of processes run on for weeks."""
+
+    waiting: select.poll
+    counts: tuple[int, ...]
+    """Descriptors of kill counts."""
+    by_descriptor: dict[int, _Watched]
+    looked_at: list[_Watched]
+    """Those without a descriptor."""
+    ended: list[_Watched]
+    """Those whose status may still come."""
+
+
 class ExitWatch:
     """Waits for processes that are not ours to end.
 
@@ -113,6 +127,7 @@ class ExitWatch:
         self._use_pidfd = proc_root == PROC_ROOT if use_pidfd is None else use_pidfd
         self._free_descriptors = most_descriptors
         self._watched: dict[tuple[int, int], _Watched] = {}
+        self._round: _Round | None = None
         self._retired: list[int] = []  # descriptors to close when nobody polls them
         self._lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -142,6 +157,7 @@ class ExitWatch:
                 return
             self._open(watched)
             self._watched[watched.key] = watched
+            self._round = None
             self._wake_up()
 
     def forget(self, pid: int, start_ticks: int) -> None:
@@ -227,6 +243,7 @@ class ExitWatch:
         if watched is None:
             return
         self._watched.pop(watched.key, None)
+        self._round = None
         self._let_go(watched)
 
     def _let_go(self, watched: _Watched) -> None:
@@ -246,41 +263,49 @@ class ExitWatch:
     # ---------------------------------------------------------------- all of them
     def _sleep(self, deadline: float) -> bool:
         """Until something happens; whether that is a kill count."""
-        waiting = select.poll()
-        waiting.register(self._wake, select.POLLIN)
-        seconds = deadline - time.monotonic()
-        by_descriptor: dict[int, _Watched] = {}
-        looked_at: list[_Watched] = []
+        counts = () if self._events is None else self._events.descriptors
         with self._lock:
             self._close_retired()
-            for watched in self._watched.values():
-                if watched.ended_at is not None:
-                    seconds = min(seconds, watched.patience_seconds)
-                if watched.descriptor is None:
-                    seconds = min(seconds, _POLL_SECONDS)
-                    looked_at.append(watched)
-                    continue
-                by_descriptor[watched.descriptor] = watched
-                # POLLHUP, which needs no asking, says that the parent has fetched the status.
-                events = select.POLLIN if watched.ended_at is None else 0
-                waiting.register(watched.descriptor, events)
-        counts = () if self._events is None else self._events.descriptors
-        for descriptor in counts:
-            waiting.register(descriptor, select.POLLPRI)
-        ready = dict(waiting.poll(max(0.0, seconds) * 1000))
+            if self._round is None or self._round.counts != counts:
+                self._round = self._prepare(counts)
+            now = self._round
+        seconds = deadline - time.monotonic()
+        seconds = min([seconds, *(watched.patience_seconds for watched in now.ended)])
+        if now.looked_at:
+            seconds = min(seconds, _POLL_SECONDS)
+        ready = dict(now.waiting.poll(max(0.0, seconds) * 1000))
         if self._wake in ready and not self._closed:
             os.eventfd_read(self._wake)
-        for descriptor in ready.keys() & by_descriptor.keys():
-            watched = by_descriptor[descriptor]
+        for descriptor in ready.keys() & now.by_descriptor.keys():
+            watched = now.by_descriptor[descriptor]
             watched.mark_ended()
+            self._round = None
             if ready[descriptor] & select.POLLHUP:
                 watched.given_up_at = 0.0  # fetched: it is told now, or never
-        for watched in looked_at:
+        for watched in now.looked_at:
             if watched.ended_at is None and self._is_gone(watched):
                 watched.mark_ended()
+                self._round = None
         if self._events is None or ready.keys().isdisjoint(counts):
             return False
         return self._events.look()
+
+    def _prepare(self, counts: tuple[int, ...]) -> _Round:
+        found = _Round(select.poll(), counts, {}, [], [])
+        found.waiting.register(self._wake, select.POLLIN)
+        for descriptor in counts:
+            found.waiting.register(descriptor, select.POLLPRI)
+        for watched in self._watched.values():
+            if watched.ended_at is not None:
+                found.ended.append(watched)
+            if watched.descriptor is None:
+                found.looked_at.append(watched)
+                continue
+            found.by_descriptor[watched.descriptor] = watched
+            # POLLHUP, which needs no asking, says that the parent has fetched the status.
+            events = select.POLLIN if watched.ended_at is None else 0
+            found.waiting.register(watched.descriptor, events)
+        return found
 
     def _collect(self) -> list[Ended]:
         """Those that ended and whose status is known, or will not come."""

@@ -180,6 +180,21 @@ def test_forgotten_process_is_not_told_of(watch):
         assert watch.wait(0.2) == []
 
 
+def test_each_wait_is_for_what_is_watched_by_then(watch):
+    with child("sleep", "1000") as first, child("sleep", "1000") as second:
+        watch.watch(first.pid, ticks(first.pid), "vllm-1")
+        assert watch.wait(0) == []
+        watch.watch(second.pid, ticks(second.pid), "vllm-2")
+        assert watch.wait(0) == []
+        watch.forget(first.pid, ticks(first.pid))
+        first.kill()
+        first.wait()
+        assert watch.wait(0.2) == []
+        second.kill()
+        assert [ended.engine_id for ended in until_ended(watch)] == ["vllm-2"]
+        assert watch.wait(0.2) == []
+
+
 def test_processes_under_a_tree_that_is_not_ours(tmp_path):
     """Numbers of another pid namespace must not be opened in ours."""
     before = descriptors()
