@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -17,6 +18,12 @@ from oomwatch.store.inserts import insert_new
 
 SEEN_EVERY_MS: Final = 15 * 60_000
 """How far `seen_ms` of a dictionary row may lag behind its last sample."""
+
+# What the names in samples are; each is a tuple.
+of_process: Final = operator.attrgetter(
+    "pid", "ppid", "name", "cmdline", "cgroup", "unit", "container"
+)
+of_holder: Final = operator.attrgetter("gpu", "pid", "name", "kind", "mig")
 
 _REMEMBERED: Final = 8192  # names; a host where thousands of processes come and go forgets some
 
@@ -74,17 +81,18 @@ class Dictionary:
 
     def gpu_id(self, connection: Connection, sample: GpuSample) -> int:
         """Of a GPU or MIG instance; its name and total are kept up to date."""
-        name, uuid = ("gpu", (sample.gpu, sample.uuid)), plain(sample.uuid) or ""
-        facts = {"name": plain(sample.name), "total_bytes": sample.total_bytes}
+        name, told = ("gpu", (sample.gpu, sample.uuid)), (sample.name, sample.total_bytes)
         known = self._ids.get(name)
-        if known is not None and known[1] == facts:
+        if known is not None and known[1] == told:
             return known[0]
+        uuid = plain(sample.uuid) or ""
         key = {"host_id": self.host_id(connection), "gpu": sample.gpu, "uuid": uuid}
+        facts = {"name": plain(sample.name), "total_bytes": sample.total_bytes}
         number = _find_or_insert(connection, schema.gpu, key, facts)
         given = {column: value for column, value in facts.items() if value is not None}
         if given:
             connection.execute(update(schema.gpu).where(schema.gpu.c.id == number).values(**given))
-        return self._remember(name, number, facts)[0]
+        return self._remember(name, number, told)[0]
 
     def engine_id(self, connection: Connection, engine: str, ts_ms: int) -> int:
         """Of an engine, by the id that discovery gave it."""
@@ -99,8 +107,7 @@ class Dictionary:
 
     def process_id(self, connection: Connection, sample: ProcessSample, ts_ms: int) -> int:
         """Of a process under its present name, parent and cgroup."""
-        name = ("process", (sample.pid, sample.ppid, sample.name, sample.cmdline,
-                            sample.cgroup, sample.unit, sample.container))  # fmt: skip
+        name = ("process", of_process(sample))
         number = self._seen(connection, schema.process, name, ts_ms)
         if number is not None:
             return number
@@ -118,7 +125,7 @@ class Dictionary:
 
     def holder_id(self, connection: Connection, sample: GpuProcessSample, ts_ms: int) -> int:
         """Of a process as the holder of memory of one GPU."""
-        name = ("holder", (sample.gpu, sample.pid, sample.name, sample.kind, sample.mig))
+        name = ("holder", of_holder(sample))
         number = self._seen(connection, schema.holder, name, ts_ms)
         if number is not None:
             return number

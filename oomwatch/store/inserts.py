@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import Connection, Insert, Select, Table, func
-from sqlalchemy.dialects import sqlite
+from sqlalchemy import Connection, Insert, Select, Table, TableClause, func
+from sqlalchemy import column as column_of
+from sqlalchemy import table as table_of
+from sqlalchemy.dialects import registry, sqlite
+
+# Of each database the driver, and what it calls parameters that go by their position.
+_BY_POSITION: Final = {
+    "sqlite": ("sqlite.pysqlite", "qmark"),
+    "postgresql": ("postgresql.psycopg", "format"),
+}
 
 
 def insert_new(connection: Connection, table: Table) -> Insert:
     """An INSERT that leaves rows alone whose key is there: writing twice is writing once."""
     return _new(connection.dialect.name, table)
+
+
+def insert_new_rows(connection: Connection, table: Table, columns: tuple[str, ...]) -> str:
+    """The text of `insert_new` for `exec_driver_sql`, with rows as tuples of these columns.
+
+    Rows of samples come by the dozen each second: this way no parameter of them is handled one by
+    one before the driver does.
+    """
+    return _new_rows(connection.dialect.name, table, columns)
 
 
 def upsert(connection: Connection, table: Table, *, keeping: tuple[str, ...] = ()) -> Insert:
@@ -37,11 +54,19 @@ def _new(dialect: str, table: Table) -> Insert:
 
 
 @functools.cache
+def _new_rows(dialect: str, table: Table, columns: tuple[str, ...]) -> str:
+    driver, style = _BY_POSITION[dialect]
+    positional = registry.load(driver)(paramstyle=style)
+    ordered = table_of(table.name, *(column_of(name, table.c[name].type) for name in columns))
+    return str(_insert(dialect, ordered).on_conflict_do_nothing().compile(dialect=positional))
+
+
+@functools.cache
 def _upsert(dialect: str, table: Table, keeping: tuple[str, ...]) -> Insert:
     return _replacing(_insert(dialect, table), table, keeping)
 
 
-def _insert(dialect: str, table: Table) -> Any:
+def _insert(dialect: str, table: TableClause) -> Any:
     if dialect == "postgresql":
         # 2 MB of memory that an agent with a file does not need.
         from sqlalchemy.dialects import postgresql  # noqa: PLC0415

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
@@ -89,7 +90,7 @@ class Lanes:
     def add_samples(self, samples: Iterable[Sample], clock: Clock) -> None:
         """Queue samples in order of time."""
         with self._lock:
-            self._samples.extend((sample, clock) for sample in samples)
+            self._samples.extend(zip(samples, itertools.repeat(clock), strict=False))
             self._shed()
 
     def add_events(self, events: Iterable[PendingEvent]) -> None:
@@ -162,6 +163,5 @@ class Lanes:
             surplus -= 1
 
 
-def _pop(lane: collections.deque[_Item], limit: int) -> Iterator[_Item]:
-    for _ in range(min(limit, len(lane))):
-        yield lane.popleft()
+def _pop(lane: collections.deque[_Item], limit: int) -> list[_Item]:
+    return [lane.popleft() for _ in range(min(limit, len(lane)))]

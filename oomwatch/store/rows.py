@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
@@ -27,6 +28,7 @@ from oomwatch.store.dictionary import digest_of, plain
 
 Sample = GpuSample | GpuProcessSample | ProcessSample | HostSample | EngineSample
 Event = LogLine | KernelEvent
+Values = tuple[Any, ...]
 
 ENGINE_COUNTS: Final = (
     "running",
@@ -41,6 +43,7 @@ ENGINE_COUNTS: Final = (
     "kv_blocks_total",
     "block_size_tokens",
 )
+_counts: Final = operator.attrgetter(*ENGINE_COUNTS)
 _LINE_FIELDS: Final = tuple(
     field.name for field in dataclasses.fields(LogLine) if field.name not in {"text", "at"}
 )
@@ -53,17 +56,21 @@ def to_ms(seconds: float) -> int:
         ValueError: it is no time that can be stored.
 
     """
-    if not math.isfinite(seconds) or not 0 <= seconds < 2**43:
+    if not 0 <= seconds < 2**43:  # NaN is neither
         raise ValueError(f"{seconds!r} is not a time")
     return round(seconds * 1000)
 
 
 def scaled(value: float | None, factor: int = 1) -> int | None:
     """A number times `factor` as an integer; None where it is none or too large."""
-    if value is None or isinstance(value, bool) or not math.isfinite(value):
+    if value is None or type(value) is bool:
         return None
-    whole = value * factor if isinstance(value, int) else round(value * factor)
-    return whole if -(2**63) < whole < 2**63 else None
+    whole = value * factor
+    if isinstance(whole, float):
+        if not math.isfinite(whole):
+            return None
+        whole = round(whole)
+    return whole if whole.bit_length() < 64 else None
 
 
 def _beyond(value: int | None, own: int | None, *, above: bool) -> int | None:
@@ -74,45 +81,49 @@ def _beyond(value: int | None, own: int | None, *, above: bool) -> int | None:
 
 
 # ---------------------------------------------------------------- samples to rows
-def gpu_values(sample: GpuSample) -> dict[str, Any]:
+# Each in the order of `samples.COLUMNS`, what the rows are read back by.
+def gpu_values(sample: GpuSample) -> Values:
     """Columns of `gpu_sample` beside its key."""
-    return {
-        "used_bytes": scaled(sample.used_bytes),
-        "used_max_bytes": _beyond(sample.used_max_bytes, sample.used_bytes, above=True),
-        "free_bytes": scaled(sample.free_bytes),
-        "free_min_bytes": _beyond(sample.free_min_bytes, sample.free_bytes, above=False),
-        "reserved_bytes": scaled(sample.reserved_bytes),
-        "utilization_ppm": scaled(sample.utilization_ratio, 1_000_000),
-        "temperature_celsius": scaled(sample.temperature_celsius),
-        "power_milliwatts": scaled(sample.power_watts, 1000),
-    }
+    return (
+        scaled(sample.used_bytes),
+        scaled(sample.free_bytes),
+        scaled(sample.reserved_bytes),
+        scaled(sample.utilization_ratio, 1_000_000),
+        scaled(sample.temperature_celsius),
+        scaled(sample.power_watts, 1000),
+        _beyond(sample.used_max_bytes, sample.used_bytes, above=True),
+        _beyond(sample.free_min_bytes, sample.free_bytes, above=False),
+    )
 
 
-def process_values(sample: ProcessSample) -> dict[str, Any]:
-    """Columns of `process_sample` beside its key."""
-    return {
-        "rss_bytes": scaled(sample.rss_bytes),
-        "shared_bytes": scaled(sample.shared_bytes),
-        "swap_bytes": scaled(sample.swap_bytes),
-        "state": plain(sample.state),
-    }
+def gpu_process_values(sample: GpuProcessSample) -> Values:
+    """Columns of `gpu_process_sample` beside its key."""
+    return (scaled(sample.used_bytes),)
 
 
-def host_values(sample: HostSample) -> dict[str, Any]:
+def process_values(sample: ProcessSample) -> Values:
+    """Columns of `process_sample` beside its key; the state is the last."""
+    return (
+        scaled(sample.rss_bytes),
+        scaled(sample.shared_bytes),
+        scaled(sample.swap_bytes),
+        plain(sample.state),
+    )
+
+
+def host_values(sample: HostSample) -> Values:
     """Columns of `host_sample` beside its key."""
-    return {
-        "mem_available_bytes": scaled(sample.mem_available_bytes),
-        "swap_used_bytes": scaled(sample.swap_used_bytes),
-        "mem_total_bytes": scaled(sample.mem_total_bytes),
-        "cgroup_oom_kills": scaled(sample.cgroup_oom_kills),
-    }
+    return (
+        scaled(sample.mem_total_bytes),
+        scaled(sample.mem_available_bytes),
+        scaled(sample.swap_used_bytes),
+        scaled(sample.cgroup_oom_kills),
+    )
 
 
-def engine_values(sample: EngineSample) -> dict[str, Any]:
-    """Columns of `engine_sample` beside its key and `extra`."""
-    values = {name: scaled(getattr(sample, name)) for name in ENGINE_COUNTS}
-    values["kv_usage_ppm"] = scaled(sample.kv_usage_ratio, 1_000_000)
-    return values
+def engine_values(sample: EngineSample, extra: str | None) -> Values:
+    """Columns of `engine_sample` beside its key; `extra` is the JSON of further numbers."""
+    return (scaled(sample.kv_usage_ratio, 1_000_000), extra, *map(scaled, _counts(sample)))
 
 
 # ---------------------------------------------------------------- events to rows and back
@@ -157,10 +168,20 @@ def event_of(ts_ms: int, kind: str, text: str, fields: str) -> Event:
 
 def to_json(value: object) -> str:
     """Compact JSON of plain values; what JSON has no word for becomes text or null."""
-    return (
-        plain(json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"), default=str))
-        or "null"
-    )
+    try:
+        text = _encode(value)
+    except (TypeError, ValueError):  # few need that: going through all values takes its time
+        text = _encode(_finite(value))
+    return plain(text) or "null"
+
+
+def _word(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+_encode: Final = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_word
+).encode
 
 
 def _finite(value: object) -> object:

@@ -104,6 +104,7 @@ class StoreWriter:
         self._failures = 0
         self._retry_at = 0.0
         self._status = StoreStatus("ok")
+        self._ticked_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
 
     # ------------------------------------------------------------ any thread
@@ -205,6 +206,7 @@ class StoreWriter:
         """How writing goes now."""
         return dataclasses.replace(
             self._status,
+            last_tick_monotonic=self._ticked_at,
             pending=len(self._lanes),
             dropped_samples_total=self._lanes.dropped_samples_total,
             dropped_events_total=self._lanes.dropped_events_total,
@@ -236,7 +238,7 @@ class StoreWriter:
             self._fail(error)
         if self._status.mode != "ok" or last:
             self._refuse_calls()
-        self._status = dataclasses.replace(self._status, last_tick_monotonic=time.monotonic())
+        self._ticked_at = time.monotonic()
 
     def _is_ready(self, *, now: bool) -> bool:
         """Whether there is a connection to a file that is still there; opens one if it is time."""
@@ -280,7 +282,8 @@ class StoreWriter:
                     self._commit(single)
                 except _UNFIT:
                     self._recorder.forget()
-                    self._count(rejected_total=1)
+                    rejected = self._status.rejected_total + 1
+                    self._status = dataclasses.replace(self._status, rejected_total=rejected)
         except DBAPIError as error:
             if error_code(error) != sqlite3.SQLITE_FULL or not self._make_room():
                 raise
@@ -291,8 +294,12 @@ class StoreWriter:
         connection = self._session.connection
         with connection.begin():
             self._recorder.write(connection, batch)
-        self._count(written_total=len(batch), commits_total=1)
-        self._status = dataclasses.replace(self._status, last_commit_monotonic=time.monotonic())
+        self._status = dataclasses.replace(
+            self._status,
+            written_total=self._status.written_total + len(batch),
+            commits_total=self._status.commits_total + 1,
+            last_commit_monotonic=time.monotonic(),
+        )
         if batch.outbox and self._watcher is not None:
             self._watcher.stored([row.id for row in batch.outbox])
 
@@ -377,11 +384,6 @@ class StoreWriter:
         """Trust nothing that was learned from the connection."""
         self._recorder.forget()
         self._chores = None
-
-    def _count(self, **more: int) -> None:
-        self._status = dataclasses.replace(
-            self._status, **{name: getattr(self._status, name) + n for name, n in more.items()}
-        )
 
     def _say(self, mode: Mode, notice: str | None) -> None:
         if mode == self._status.mode and notice in {None, self._status.notice}:

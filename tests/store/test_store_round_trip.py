@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import MappingProxyType
 
 import pytest
 from fresh_store import CLOCK, NOW
@@ -32,7 +33,7 @@ from oomwatch.store.queries import (
     read_positions,
     read_window,
 )
-from oomwatch.store.rows import scaled, to_ms
+from oomwatch.store.rows import scaled, to_json, to_ms
 
 GIB = 1024**3
 GPU = GpuSample(
@@ -129,6 +130,15 @@ def test_scaled_numbers_keep_their_size():
     assert scaled(0.1, 1_000_000) == 100_000
     assert scaled(True) is None
     assert scaled(-(2**63) - 1) is None
+    assert scaled(10**400) is None
+    assert scaled(1e305, 1_000_000) is None
+
+
+def test_what_json_has_no_word_for():
+    assert to_json({"a": [math.nan, 1.5], "b": MappingProxyType({"c": (1, True)})}) == (
+        '{"a":[null,1.5],"b":{"c":[1,true]}}'
+    )
+    assert to_json(MappingProxyType({"a\0": 1 + 2j, "é": None})) == '{"a\\u0000":"(1+2j)","é":null}'
 
 
 def test_unchanged_processes_are_kept_once_in_ten_seconds(sqlite_store):
