@@ -14,6 +14,7 @@ from oomwatch.agent.messages import READINGS, Discovered, Mailbox, Message
 _LOG = logging.getLogger(__name__)
 
 _TICK_SECONDS: Final = 0.1
+"""At least between two looks at what is due, however many messages come."""
 _AGAIN_SECONDS: Final = (1.0, 10.0)
 """What was missing a moment ago (a descriptor, memory) may be there again."""
 
@@ -43,7 +44,7 @@ class Detecting:
         """Take messages until it is told to stop."""
         tick_due = 0.0
         while not self._stop.is_set():
-            message = self._mailbox.take(_TICK_SECONDS)
+            message = self._mailbox.take(self._detector.pause_seconds())
             if message is not None:
                 self._handle(message, 0)
             now = time.monotonic()

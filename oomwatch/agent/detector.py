@@ -44,6 +44,9 @@ from oomwatch.records import (
 _LOG = logging.getLogger(__name__)
 
 _AGAIN_SECONDS: Final = 5.0
+_SOON_SECONDS: Final = 0.1
+_IDLE_SECONDS: Final = 0.4
+"""Between two looks at what is due while no failure is to be judged."""
 _CLOSE_LOOK_SECONDS: Final = 1.0
 _KERNEL_KEPT: Final = 256
 _KERNEL_SECONDS: Final = 3600.0
@@ -200,8 +203,12 @@ class Detector:
             self._failures.came(engine, at, message.now, self._config.detect.restart_loop)
 
     # ---------------------------------------------------------------- what is due
+    def pause_seconds(self) -> float:
+        """How long what is due next can wait."""
+        return _SOON_SECONDS if self._failures.is_waiting else _IDLE_SECONDS
+
     def tick(self, now: float) -> None:
-        """Do what is due at monotonic time `now`; to be called a few times a second."""
+        """Do what is due at monotonic time `now`."""
         self._now = max(self._now, now)
         self._failures.tick(now)
         for incident_id, times in list(self._again.items()):

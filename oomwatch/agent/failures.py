@@ -174,6 +174,11 @@ class Failures:
         return self._ends.setdefault(id(engine), _End(engine, now))
 
     # ---------------------------------------------------------------- what is due
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something is to be judged in a moment."""
+        return bool(self._ends) or any(log.due is not None for log in self._logs.values())
+
     def tick(self, now: float) -> None:
         """Judge what is due."""
         for engine_id, log in list(self._logs.items()):

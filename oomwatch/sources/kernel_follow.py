@@ -19,6 +19,8 @@ from oomwatch.sources.kernel_events import Assembler
 from oomwatch.sources.kernel_format import Unwrapper
 
 _LOOK_SECONDS: Final = 0.2
+_IDLE_SECONDS: Final = 0.4
+"""Between two looks at whether to stop, while no report has begun."""
 _WHOLE_SECONDS: Final = 0.5
 """The kernel writes the report of a kill in one go."""
 _JOURNALCTL: Final = (
@@ -57,7 +59,7 @@ def _follow_device(handle: int, stop: threading.Event) -> Iterator[KernelEvent]:
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     while not stop.is_set():
-        if not poll.poll(_LOOK_SECONDS * 1000):
+        if not poll.poll(1000 * (_LOOK_SECONDS if parser.has_begun else _IDLE_SECONDS)):
             yield from parser.quiet()
             continue
         before, taken = time.monotonic(), 0
@@ -106,6 +108,11 @@ class _Parser:
         self._unwrapper = Unwrapper()
         self._assembler = Assembler()
         self._last: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a report may go on."""
+        return self._last is not None
 
     def take(self, raw: str) -> Iterator[KernelEvent]:
         line = self._unwrapper.line(raw)
