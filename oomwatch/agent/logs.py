@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 _SWITCHES: Final = {"file": "logs", "unit": "journal", "container": "containers", "pod": "pods"}
 """By kind of place: the key of [sources] that switches it off."""
-LOOK_SECONDS: Final = 0.2
+LOOK_SECONDS: Final = 0.3
 _SAVE_SECONDS: Final = 2.0
 _KEEP_SECONDS: Final = 900.0
 """A keeper that backs off starts an engine anew after minutes: its log is followed for so long."""

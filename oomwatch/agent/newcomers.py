@@ -59,11 +59,15 @@ class Newcomers:
         new_holders = holders - self._holders
         self._holders = frozenset(holders)
         members = self._table.live_pids()
-        newcomers = [pid for pid in list(self._young) if self._may_matter(pid, members, holders)]
+        newcomers = [
+            pid
+            for pid in list(self._young)
+            if self._may_matter(pid, members, holders) and pid not in members
+        ]
         unsettled = any(engine.broken or engine.is_starting(now) for engine in self._table)
         due = self._looks % _SELDOM == 0
         self._looks += 1
-        return due or unsettled or bool(newcomers or new_holders)
+        return due or unsettled or bool(newcomers or new_holders - members)
 
     def _names(self) -> frozenset[str]:
         return frozenset(os.listdir(self._proc_root))  # noqa: PTH208 - names

@@ -50,7 +50,7 @@ from oomwatch.store.writer import StoreStatus, StoreWriter
 
 _LOG = logging.getLogger("oomwatch")
 
-_MAIN_SECONDS: Final = 0.5
+_MAIN_SECONDS: Final = 1.0
 _STATUS_SECONDS: Final = 10.0
 _ALIVE_SECONDS: Final = 30.0
 """A thread that has not come round for so long is stuck: then systemd is told nothing."""

@@ -278,6 +278,21 @@ def test_a_log_that_tells_of_a_failure_is_one_incident_with_its_cause(rig):
     assert cause(run.only()) == "prefill_activation_peak"
 
 
+def test_it_is_in_a_hurry_only_while_a_failure_is_to_be_judged(rig):
+    host = rig()
+    host.find(1)
+    host.say(banner(host.wall))
+    host.go(3)
+    calm = host.detector.pause_seconds()
+    host.say(refused(host.wall))
+    assert host.detector.pause_seconds() < calm
+    host.go(3)
+    assert host.only().triggers
+    assert host.detector.pause_seconds() == calm
+    host.end(1, worker=True, signal=9)
+    assert host.detector.pause_seconds() < calm
+
+
 @pytest.mark.parametrize("fails", [1, 3])
 def test_a_failure_is_told_though_it_could_not_be_judged_at_first(rig, fails):
     run = rig()
@@ -326,6 +341,9 @@ class Handing:
         if len(self.taken) <= self.fails:
             raise KeyError("a fault")
         self.done.set()
+
+    def pause_seconds(self):
+        return 0.05
 
     def tick(self, now):
         pass

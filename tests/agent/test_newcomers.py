@@ -96,6 +96,20 @@ def test_a_child_of_an_engine_is_a_reason(proc, spawn):
     assert newcomers.call_for_search(5.0, set())
 
 
+def test_the_processes_of_an_engine_that_serves_are_no_reason(proc, spawn):
+    child = spawn()
+    table = EngineTable()
+    found = DiscoveredEngine(RecordedEngine("one", pids=(child.pid,)), (), ())
+    engine = WatchedEngine(found, seen_monotonic=0.0, begun_monotonic=0.0)
+    engine.served_monotonic = 1.0
+    newcomers = Newcomers(table, proc_root=str(proc))
+    newcomers.call_for_search(4.0, set())
+    table._running["one"] = engine  # by that search
+    assert not newcomers.call_for_search(5.0, {child.pid})
+    del table._running["one"]
+    assert newcomers.call_for_search(6.0, {child.pid})
+
+
 def test_an_engine_that_starts_is_looked_at_again(proc):
     table = EngineTable()
     found = DiscoveredEngine(RecordedEngine("one", pids=(1,)), (), ())

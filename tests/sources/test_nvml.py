@@ -229,7 +229,9 @@ def test_outcome_gpu_lost_keeps_the_other_gpus(fake_nvml):
 
 
 def test_outcome_gpu_lost_between_two_readings(fake_nvml):
-    readings = fake_nvml.run(GPU0 + "error nvmlDeviceGetUtilizationRates 16 0 1 2\n", READ, READINGS="3")
+    readings = fake_nvml.run(
+        GPU0 + "error nvmlDeviceGetUtilizationRates 16 0 1 2\n", READ, READINGS="3"
+    )
     assert [r["outcome"] for r in readings] == ["ok", "gpu_lost", "ok"]
     assert "reset" in readings[1]["detail"]
 
