@@ -78,7 +78,16 @@ port = int(sys.argv[sys.argv.index("--port") + 1])
 server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Page)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 prefix = "(APIServer pid=%d) INFO" % os.getpid()
-print(prefix + " 11-29 12:00:00 [api_server.py:1] vLLM API server version 0.32.0", flush=True)
+print(prefix + " 11-29 12:00:00 [api_server.py:1] vLLM API server version 0.32.0")
+for said in (
+    "[gpu_model_runner.py:1] Model loading took 14.99 GiB memory and 3.2 seconds",
+    "[gpu_worker.py:1] Available KV cache memory: 54.81 GiB",
+    "[kv_cache_utils.py:1] GPU KV cache size: 446,432 tokens, "
+    "Maximum concurrency for 40,960 tokens per request: 10.90x",
+    "[gpu_model_runner.py:1] Graph capturing finished in 12 secs, took 0.55 GiB",
+):
+    print("(EngineCore pid=%d) INFO 11-29 12:00:09 %s" % (workers[0].pid, said))
+print(prefix + ":     Application startup complete.", flush=True)
 open(os.environ["PIDS"][:-2] + "-%d" % port, "w").write(str(os.getpid()))
 open(os.environ["PIDS"] + str(port), "w").write(" ".join(str(w.pid) for w in workers))
 while True:

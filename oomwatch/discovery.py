@@ -26,7 +26,7 @@ from oomwatch.engines.processes import (
     read_title,
 )
 from oomwatch.records import GpuProcessSample, RecordedEngine
-from oomwatch.sources.descriptors import gpu_nodes, listeners, own_address
+from oomwatch.sources.descriptors import Listening, gpu_nodes, own_address
 from oomwatch.sources.installed import installed_version
 from oomwatch.sources.nvml import NvmlReading, Roots, read_gpus
 from oomwatch.sources.output import LogLocation, find_logs
@@ -171,6 +171,7 @@ class _Finder:
         self._held = held
         self._proc_root = proc_root
         self._var_root = var_root
+        self._listening = Listening(proc_root)
 
     def engines(self) -> tuple[DiscoveredEngine, ...]:
         """All engines, servers first, by the time of their start."""
@@ -324,7 +325,7 @@ class _Finder:
             listener
             for process, role, _ in group.members
             if role in ("server", "api", "script")
-            for listener in listeners(process.pid, proc_root=self._proc_root)
+            for listener in self._listening.of(process.pid)
         ]
         arguments = group.command.arguments if group.command else None
         endpoint = metrics_endpoint(group.engine, arguments, listening)

@@ -28,6 +28,8 @@ _LOG = logging.getLogger(__name__)
 _MAX_PAGE_BYTES: Final = 8 << 20
 """Of a metrics page: vLLM's is 0.1 MB for each engine. It is read into our own memory."""
 _GLANCE_SECONDS: Final = 1.0
+_COUNT_SECONDS: Final = 2.0
+"""Between two looks at kill counts that wake nobody (cgroup v1); an end is looked at at once."""
 _TAKEN_SECONDS: Final = 5.0
 _KEEPER_SECONDS: Final = 2.0
 _MOST_GROUPS: Final = 1024
@@ -184,7 +186,7 @@ class Following:
     def watch_exits(self) -> None:
         """Wait for processes that end, and for kills that their cgroups count."""
         while not self._stop.is_set():
-            for ended in self._exits.wait(1.0):
+            for ended in self._exits.wait(_COUNT_SECONDS):
                 engine = self._kept(ended)
                 if engine is None:
                     self._tell(ended)

@@ -10,7 +10,8 @@ stays full. A figure that the page lacks is not known: then nothing that needs i
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Final
+import operator
+from typing import Final
 
 from oomwatch.config.detection import DetectConfig
 from oomwatch.config.schema import ForecastConfig
@@ -31,7 +32,12 @@ _FREE_POOL_RATIO: Final = 0.5
 _FORECAST_LEAST_SECONDS: Final = 90.0
 _NOW_SECONDS: Final = 1.0
 """What will be full within this time is full."""
-_IDENTITY: Final = frozenset({"at", "engine", "extra"})
+_NAMES: Final = tuple(
+    field.name
+    for field in dataclasses.fields(EngineSample)
+    if field.name not in {"at", "engine", "extra"}
+)
+_VALUES: Final = operator.attrgetter(*_NAMES)
 
 
 class EngineWatch:
@@ -224,11 +230,5 @@ def _highest(switches: list[Switch], now: float, value: float | None) -> Switch 
 
 def _figures(sample: EngineSample) -> dict[str, float]:
     """All that a page says, by name."""
-    known: dict[str, Any] = {
-        field.name: getattr(sample, field.name)
-        for field in dataclasses.fields(sample)
-        if field.name not in _IDENTITY
-    }
-    return {
-        name: value for name, value in (known | dict(sample.extra)).items() if value is not None
-    }
+    values = zip(_NAMES, _VALUES(sample), strict=True)
+    return {name: value for name, value in (*values, *sample.extra.items()) if value is not None}

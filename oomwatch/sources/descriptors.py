@@ -115,20 +115,47 @@ def gpu_nodes(pid: int, *, proc_root: str = PROC_ROOT) -> tuple[int, ...]:
 
 def listeners(pid: int, *, proc_root: str = PROC_ROOT) -> list[Listener]:
     """TCP sockets on which a process listens, in its own network namespace, by port."""
-    inodes = socket_inodes(pid, proc_root=proc_root)
-    found = set()
+    return Listening(proc_root).of(pid)
+
+
+class Listening:
+    """Listening sockets of several processes; a namespace's table, which may be long, once."""
+
+    def __init__(self, proc_root: str = PROC_ROOT) -> None:
+        self._proc_root = proc_root
+        self._tables: dict[str, dict[int, Listener]] = {}
+
+    def of(self, pid: int) -> list[Listener]:
+        """As `listeners`."""
+        folder = Path(self._proc_root, str(pid))
+        try:
+            namespace = str((folder / "ns/net").readlink())
+        except OSError:
+            namespace = str(folder)
+        if namespace not in self._tables:
+            self._tables[namespace] = _listening(folder / "net")
+        table = self._tables[namespace]
+        found = {
+            table[inode] for inode in socket_inodes(pid, proc_root=self._proc_root) & table.keys()
+        }
+        return sorted(found, key=lambda listener: (listener.port, listener.host))
+
+
+def _listening(folder: Path) -> dict[int, Listener]:
+    """By inode, what a ``net`` folder says."""
+    found = {}
     for name in ("tcp", "tcp6"):
         try:
-            lines = Path(proc_root, str(pid), "net", name).read_text("ascii", "replace")
+            lines = (folder / name).read_text("ascii", "replace")
         except OSError:
             continue
         for line in lines.splitlines()[1:]:
-            fields = line.split()
+            fields = line.split(None, 10)
             if len(fields) < 10 or fields[3] != _LISTEN or not fields[9].isdigit():
                 continue
-            if int(fields[9]) in inodes and (listener := _listener(fields[1])):
-                found.add(listener)
-    return sorted(found, key=lambda listener: (listener.port, listener.host))
+            if listener := _listener(fields[1]):
+                found[int(fields[9])] = listener
+    return found
 
 
 def _listener(text: str) -> Listener | None:

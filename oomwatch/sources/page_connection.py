@@ -1,15 +1,20 @@
 """Gets one metrics page again and again over one connection that is kept open.
 
 For the resident agent: `http.client` costs 0.7 MiB of memory where `requests` costs 6, and a third
-of its time. The same cautions as in `metrics_fetch`: time and size are capped, redirects are not
-followed, and nothing of the environment (proxies, ``.netrc``) is used.
+of its time. Half of that is saved again: the request is written once, and the usual answer (200, so
+many bytes, in plain) is read without taking its headers apart; `http.client` reads any other.
+
+The same cautions as in `metrics_fetch`: time and size are capped, redirects are not followed, and
+nothing of the environment (proxies, ``.netrc``) is used.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import http.client
+import re
 import socket
 import time
 import zlib
@@ -28,6 +33,16 @@ from oomwatch.sources.metrics_fetch import metrics_url, shown_url
 
 _BLOCK_BYTES: Final = 256 * 1024
 _GZIP_MAGIC: Final = b"\x1f\x8b"
+_HEAD_BYTES: Final = 4096
+_USUAL: Final = re.compile(
+    rb"HTTP/1\.1 200 .*\r\n"
+    rb"(?:(?!Content-Length|Transfer-Encoding|Connection).*\r\n)*"
+    rb"Content-Length: (\d{1,9})\r\n"
+    rb"(?:(?!Content-Length|Transfer-Encoding|Connection).*\r\n)*"
+    rb"\r\n",
+    re.IGNORECASE,
+)
+"""The head of an answer of a known length, after which the connection stays open."""
 
 
 class FetchedPage(NamedTuple):
@@ -36,6 +51,25 @@ class FetchedPage(NamedTuple):
     data: bytes
     at: float
     monotonic: float
+
+
+class _Usual(NamedTuple):
+    """An answer that can be read by its length; nothing of it is taken from the socket yet."""
+
+    socket: socket.socket
+    head_bytes: int
+    body_bytes: int
+
+
+class _Written:
+    """Stands for a socket, and keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def sendall(self, data: bytes) -> None:
+        """Keep it."""
+        self.data += data
 
 
 class PageConnection:
@@ -76,7 +110,6 @@ class PageConnection:
         self._connect_seconds = connect_seconds
         self._answer_seconds = answer_seconds
         self._max_bytes = max_bytes
-        self._connection: http.client.HTTPConnection | None = None
         self._socket: socket.socket | None = None
         self._reusable = False
         self._aborted = False
@@ -117,29 +150,43 @@ class PageConnection:
 
     def close(self) -> None:
         """Let go of the connection; `fetch` opens another one."""
-        connection, self._connection, self._socket = self._connection, None, None
-        if connection is not None:
-            connection.close()
+        open_socket, self._socket = self._socket, None
+        if open_socket is not None:
+            open_socket.close()
 
     def _fetch(self) -> FetchedPage:
-        response = None
-        if self._connection is not None:
+        begun = None
+        if self._socket is not None:
             # The server may have closed a connection that was idle: that is no failure.
             with contextlib.suppress(
                 http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError
             ):
-                response = self._ask(self._connection)
-        if response is None:
+                begun = self._ask(self._socket)
+        if begun is None:
             self.close()
-            response = self._ask(self._connect())
+            begun = self._ask(self._connect())
         at, monotonic = time.time(), time.monotonic()
-        with response:
-            self._check(response)
-            data = self._read(response, monotonic + self._answer_seconds)
-            self._reusable = not response.will_close
+        deadline = monotonic + self._answer_seconds
+        if isinstance(begun, _Usual):
+            data = self._read_usual(begun, deadline)
+            self._reusable = True
+        else:
+            with begun:
+                self._check(begun)
+                data = self._read(begun, deadline)
+                self._reusable = not begun.will_close
         return FetchedPage(self._unpacked(data), at, monotonic)
 
-    def _connect(self) -> http.client.HTTPConnection:
+    @functools.cached_property
+    def _request(self) -> bytes:
+        """All of it, as `http.client` writes it."""
+        written = _Written()
+        writer = http.client.HTTPConnection(self._host, self._port)
+        writer.sock = written
+        writer.request("GET", self._target, headers=self._headers)
+        return written.data
+
+    def _connect(self) -> socket.socket:
         made: http.client.HTTPConnection
         if self._secure:
             import ssl  # noqa: PLC0415 - 3 MB, only for addresses that want it
@@ -170,14 +217,22 @@ class PageConnection:
                 reason = "cannot connect; is the server running?"
             raise SourceUnavailable(f"{self.shown}: {reason}") from None
         made.sock.settimeout(self._answer_seconds)
-        self._connection, self._socket = made, made.sock
-        return made
+        self._socket = made.sock
+        return self._socket
 
-    def _ask(self, connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+    def _ask(self, open_socket: socket.socket) -> _Usual | http.client.HTTPResponse:
+        """Send the request and wait for the beginning of the answer."""
         if self._aborted:
             raise ConnectionAbortedError
-        connection.request("GET", self._target, headers=self._headers)
-        return connection.getresponse()
+        open_socket.sendall(self._request)
+        if not self._secure:  # nothing can be looked at in advance under TLS
+            begun = open_socket.recv(_HEAD_BYTES, socket.MSG_PEEK)
+            usual = _USUAL.match(begun)
+            if usual is not None:
+                return _Usual(open_socket, usual.end(), int(usual[1]))
+        response = http.client.HTTPResponse(open_socket, method="GET")
+        response.begin()
+        return response
 
     def _check(self, response: http.client.HTTPResponse) -> None:
         status = response.status
@@ -195,6 +250,19 @@ class PageConnection:
         if status != 200:
             raise SourceUnavailable(f"{self.shown}: answers {status}")
 
+    def _read_usual(self, answer: _Usual, deadline: float) -> bytes:
+        if answer.body_bytes > self._max_bytes:
+            raise SourceError(self._too_large())
+        data = bytearray(answer.head_bytes + answer.body_bytes)
+        room, read = memoryview(data), 0
+        while read < len(data):
+            count = answer.socket.recv_into(room[read:])
+            if not count:
+                raise SourceUnavailable(f"{self.shown}: the connection was closed early")
+            read += count
+            self._check_time(deadline)
+        return bytes(room[answer.head_bytes :])
+
     def _read(self, response: http.client.HTTPResponse, deadline: float) -> bytes:
         blocks: list[bytes] = []
         size = 0
@@ -203,13 +271,16 @@ class PageConnection:
             size += len(block)
             if size > self._max_bytes:
                 raise SourceError(self._too_large())
-            if time.monotonic() > deadline:
-                raise SourceUnavailable(
-                    f"{self.shown}: page not complete within {self._answer_seconds:g} s"
-                )
+            self._check_time(deadline)
         if response.length:
             raise SourceUnavailable(f"{self.shown}: the connection was closed early")
         return b"".join(blocks)
+
+    def _check_time(self, deadline: float) -> None:
+        if time.monotonic() > deadline:
+            raise SourceUnavailable(
+                f"{self.shown}: page not complete within {self._answer_seconds:g} s"
+            )
 
     def _unpacked(self, data: bytes) -> bytes:
         """The page itself: some proxies pack it though nobody asked."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomwatch.sources.descriptors import listeners, read_target, socket_inodes
+from oomwatch.sources.descriptors import Listening, listeners, read_target, socket_inodes
 from oomwatch.sources.procfs import (
     ProcessInfo,
     ProcessTree,
@@ -345,6 +345,26 @@ def test_listening_sockets(spawn):
     assert {listener.port for listener in found} == ports
     assert {listener.host for listener in found} <= {"127.0.0.1", "::1"}
     assert len(socket_inodes(child.pid)) >= 2
+
+
+def test_the_table_of_a_namespace_is_read_once_for_all_its_processes(tmp_path):
+    row = "   0: 0100007F:{port:04X} 00000000:0000 {state} 0:0 0:0 0 0 0 {inode} 1 0\n"
+    for pid, namespace, port in ((1, "a", 8001), (2, "a", 8002), (3, "b", 8003)):
+        folder = tmp_path / str(pid)
+        for name in ("fd", "ns", "net"):
+            (folder / name).mkdir(parents=True)
+        (folder / "ns/net").symlink_to(f"net:[{namespace}]")
+        (folder / "fd/3").symlink_to(f"socket:[{port}]")
+        rows = "".join(
+            row.format(port=p, state=state, inode=inode)
+            for p, state, inode in ((8001, "0A", 8001), (8002, "0A", 8002), (port, "01", 7))
+        )
+        (folder / "net/tcp").write_text(f"header\n{rows}")
+    listening = Listening(str(tmp_path))
+    assert [one.port for one in listening.of(1)] == [8001]
+    (tmp_path / "2/net/tcp").unlink()
+    assert [one.port for one in listening.of(2)] == [8002]
+    assert listening.of(3) == []
 
 
 def test_process_of_another_user_is_partly_hidden(spawn):
