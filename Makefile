@@ -9,15 +9,15 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(
 COMMA := ,
 EXTRAS := $(if $(filter x86_64 aarch64,$(shell uname -m)),[fast$(COMMA)postgres])
 INSTALLED := $(VENV)/.installed
-# A folder with the commands of other monitors, to be measured beside the agent.
-PEERS ?=
+# Other monitors, to be measured beside the agent.
+PEERS := .cache/peers
 
 .PHONY: help demo test lint types bench soak chaos vm accuracy docs clean
 
 help:
 	@echo "make demo       diagnose the embedded recording, then this host if it has GPUs"
 	@echo "make test       lint, types and tests"
-	@echo "make bench      how fast commands start, logs are read beside grep, the store works"
+	@echo "make bench      how fast commands start, logs are read, the store works; the agent beside others"
 	@echo "make chaos      break everything around the agent for as long as it takes: 15 minutes"
 	@echo "make vm         kill engines for memory on a kernel of their own, in a virtual machine"
 	@echo "make soak       replay a day of eight GPUs: does the agent grow?"
@@ -42,7 +42,8 @@ bench: $(INSTALLED)
 	$(PY) benchmarks/startup.py
 	$(PY) benchmarks/log_scan.py
 	$(PY) benchmarks/store.py
-	$(PY) benchmarks/agent.py --peers-path "$(PEERS)"
+	-@test -e $(PEERS)/.installed || $(MAKE) --no-print-directory $(PEERS)/.installed
+	$(PY) benchmarks/agent.py --peers-path $(PEERS)/bin
 	$(PY) benchmarks/export.py
 	$(PY) benchmarks/alerts.py
 
@@ -72,4 +73,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --constraint constraints.txt pip hatchling editables
 	$(PY) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.$(EXTRAS)' --group dev
+	touch $@
+
+# An environment of their own; without a registry the benchmark leaves them out, and says so.
+$(PEERS)/.installed:
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet nvitop-exporter==1.7.2 gpustat==1.1.1 vllm-doctor==0.6.0
 	touch $@
