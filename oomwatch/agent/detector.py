@@ -123,6 +123,8 @@ class Detector:
         self._close_due = 0.0
         self.triggers_total: collections.Counter[str] = collections.Counter()
         self.explained_total = 0
+        self.in_hurry = False
+        """Whether a failure is to be judged as soon as what is written of it was read."""
 
     def headroom_lasts_seconds(self) -> float | None:
         """The least time that any GPU's headroom lasts at its present pace."""
@@ -205,7 +207,8 @@ class Detector:
     # ---------------------------------------------------------------- what is due
     def pause_seconds(self) -> float:
         """How long what is due next can wait."""
-        return _SOON_SECONDS if self._failures.is_waiting else _IDLE_SECONDS
+        self.in_hurry = self._failures.is_waiting
+        return _SOON_SECONDS if self.in_hurry else _IDLE_SECONDS
 
     def tick(self, now: float) -> None:
         """Do what is due at monotonic time `now`."""
@@ -361,9 +364,9 @@ class Detector:
         return not self._conditions.hold(incident, touched, now)
 
     def _resolved(self, incident: StoredIncident, wall: float) -> dict[str, Any] | None:
-        """The diagnosis with what is different now: the proof that it was the cure, or not."""
+        """The diagnosis, and of an engine that serves what is different: whether it was cured."""
         engine = self._table.get(incident.engine_id)
-        if incident.diagnosis is None or engine is None:
+        if incident.diagnosis is None or engine is None or engine.broken:
             return None if incident.diagnosis is None else dict(incident.diagnosis)
         before = next(
             (e.get("command") for e in incident.diagnosis.get("engines", ()) if e.get("command")),

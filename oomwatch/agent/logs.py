@@ -24,6 +24,8 @@ _LOG = logging.getLogger(__name__)
 _SWITCHES: Final = {"file": "logs", "unit": "journal", "container": "containers", "pod": "pods"}
 """By kind of place: the key of [sources] that switches it off."""
 LOOK_SECONDS: Final = 0.3
+_HURRY_SECONDS: Final = 0.1
+"""Between two looks while somebody waits for last words."""
 _SAVE_SECONDS: Final = 2.0
 _KEEP_SECONDS: Final = 900.0
 """A keeper that backs off starts an engine anew after minutes: its log is followed for so long."""
@@ -64,15 +66,20 @@ class LogFollowers:
         sink: Sink,
         on_telling: Callable[[str], None],
         positions: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
         judged_at: Callable[[str], float] = lambda _engine_id: float("inf"),
+        in_hurry: Callable[[], bool] = lambda: False,
     ) -> None:
         """`judged_at` says when telling lines of an engine were judged last, in monotonic time.
+
+        `in_hurry` says whether somebody waits for what is written now.
 
         A position is saved once what stands before it was judged: an agent that is killed in
         between reads it again, and finds the failure that it tells of.
         """
         self._sources = sources
         self._judged_at = judged_at
+        self._in_hurry = in_hurry
         self._sink = sink
         self._on_telling = on_telling
         self._positions = dict(positions or {})
@@ -205,7 +212,7 @@ class LogFollowers:
 
     def run(self, stop: threading.Event) -> None:
         """Look again and again until told to stop."""
-        while not stop.wait(LOOK_SECONDS):
+        while not stop.wait(_HURRY_SECONDS if self._in_hurry() else LOOK_SECONDS):
             self.look()
         self._save_at = 0.0
         self.look()

@@ -136,6 +136,7 @@ class Agent:
             self._telling_lines,
             positions,
             judged_at=detector.judged_at,
+            in_hurry=lambda: detector.in_hurry,
         )
         following = self.following = Following(
             self.config,

@@ -117,7 +117,8 @@ def show(incident: str | None, fmt: str, lang: str, store: str | None) -> None:
             click.echo(f"  {_local(stored.closed_at)}  it serves again, {changed}")
         click.echo("")
     if stored.diagnosis is None:
-        click.echo("not diagnosed yet")
+        over = stored.state == "closed"
+        click.echo("it was over before more was known" if over else "not diagnosed yet")
         return
     options: dict[str, Any] = {"lang": lang, "color": "auto" if sys.stdout.isatty() else "never"}
     options["printer"] = f"`oomwatch flags {stored.id}`"

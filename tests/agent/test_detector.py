@@ -704,6 +704,20 @@ def test_a_clock_that_is_set_changes_nothing(rig, step):
 
 
 # ------------------------------------------------------------------------------- pressure
+def test_a_full_pool_whose_server_dies_is_over_and_not_because_it_serves_again(rig):
+    run = rig()
+    run.find(1)
+    run.say(banner(run.wall))
+    run.go(60, lambda: run.page(kv_usage_ratio=0.96, waiting=5.0))
+    assert kinds(run.only()) == ["kv_saturation"]
+    run.end(1, worker=True, signal=9)
+    run.end(1, exit_code=1)
+    run.go(120)
+    full = next(one for one in run.stored() if "kv_saturation" in kinds(one))
+    assert full.state == "closed"
+    assert "resolution" not in full.diagnosis
+
+
 def test_a_full_pool_is_an_incident_of_its_own_and_ends_with_it(rig):
     run = rig()
     run.find(1)

@@ -172,6 +172,13 @@ def test_the_whole_report_of_one(stored):
     assert run("show", "aaa111", "--format", "markdown", "--store", path).output.startswith("#")
 
 
+def test_what_was_over_before_it_was_diagnosed_does_not_keep_one_waiting(stored):
+    path = stored(incident("aaa111", AT, state="closed", closed_at=AT + 90))
+    output = run("show", "aaa111", "--store", path).output
+    assert "not diagnosed yet" not in output
+    assert "it was over before more was known" in output
+
+
 def test_it_says_with_what_it_was_over(stored):
     told = {**to_json(diagnosis()), "resolution": {"at": AT + 90, "command_changed": True}}
     closed = {"state": "closed", "closed_at": AT + 90}
