@@ -227,10 +227,11 @@ class StoreWriter:
     def _tick(self, *, last: bool = False) -> None:
         try:
             if self._is_ready(now=last):
+                asked = len(self._calls)  # what a later one waits for may not be written yet
                 self._drain()
                 self._failures = 0
                 self._look()
-                self._run_calls()
+                self._run_calls(asked)
                 self._run_chores()
         except Exception as error:  # noqa: BLE001 - without this thread nothing is written
             if not isinstance(error, _OF_THE_STORE):
@@ -314,9 +315,9 @@ class StoreWriter:
             with connection.begin():
                 self._watcher.look(connection)
 
-    def _run_calls(self) -> None:
+    def _run_calls(self, count: int) -> None:
         connection = self._session.connection
-        while self._calls:
+        for _ in range(count):
             with self._calls_lock:
                 work, future = self._calls.pop(0)
             try:

@@ -250,6 +250,24 @@ def test_no_committed_row_is_lost_when_the_writer_is_killed(path):
         committed = len(rows) - 1
 
 
+def test_a_call_made_while_another_one_runs_finds_what_was_handed_over_before_it(path):
+    inner = []
+    with writing(str(path)) as writer:
+
+        def hand_over(_connection):
+            writer.put_hosts(0, 10)
+            inner.append(
+                writer.call(
+                    lambda connection: connection.exec_driver_sql(
+                        "SELECT count(*) FROM host_sample"
+                    ).scalar_one()
+                )
+            )
+
+        writer.call(hand_over).result(30)
+        assert inner[0].result(30) == 10
+
+
 # ---------------------------------------------------------------- deleted, replaced, damaged
 def test_a_deleted_file_is_written_anew_with_all_its_rows(path):
     with writing(str(path)) as writer:
