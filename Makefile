@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 # Other monitors, to be measured beside the agent.
 PEERS := .cache/peers
 
-.PHONY: help demo test lint types bench soak chaos vm accuracy docs clean
+.PHONY: help demo test lint types tests bench soak chaos vm accuracy docs clean
 
 help:
 	@echo "make demo       diagnose the embedded recording, then this host if it has GPUs"
@@ -28,7 +28,9 @@ help:
 demo: $(INSTALLED)
 	$(VENV)/bin/oomwatch demo
 
-test: lint types
+test: lint types tests
+
+tests: $(INSTALLED)
 	$(PY) -m pytest
 
 lint: $(INSTALLED)
