@@ -39,6 +39,7 @@ from oomwatch.sources.nvml_device import (
     RemappedRows,
     instance_id,
     outcome_of,
+    read_cuda_version,
     read_facts,
     read_gpu,
 )
@@ -229,9 +230,7 @@ def _fill(draft: Draft, pynvml: Any, call: Call, at: float, *, proc_root: str) -
     driver = Driver(pynvml, call)
     name_of = functools.partial(read_comm, proc_root=proc_root)
     draft.driver_version = driver.ask("nvmlSystemGetDriverVersion")
-    cuda = driver.ask("nvmlSystemGetCudaDriverVersion")
-    if cuda:
-        draft.cuda_version = f"{cuda // 1000}.{cuda % 1000 // 10}"
+    draft.cuda_version = read_cuda_version(driver)
     call.enter("nvmlDeviceGetCount")
     for index in range(pynvml.nvmlDeviceGetCount()):
         driver.gpu = index

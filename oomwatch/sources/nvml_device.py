@@ -167,6 +167,12 @@ class Driver:
         return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
 
 
+def read_cuda_version(driver: Driver) -> str | None:
+    """The newest CUDA that the driver takes, as ``13.0``."""
+    cuda = driver.ask("nvmlSystemGetCudaDriverVersion")
+    return f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None
+
+
 def read_facts(driver: Driver, handle: Any) -> GpuFacts:
     """The facts of one GPU. Raises `NVMLError` if the GPU as a whole does not answer."""
     mig_mode = driver.ask("nvmlDeviceGetMigMode", handle)

@@ -26,6 +26,7 @@ from oomwatch.sources.nvml_device import (
     GpuReading,
     NvmlOutcome,
     outcome_of,
+    read_cuda_version,
     read_facts,
     read_gpu,
 )
@@ -242,9 +243,7 @@ class _Library:
 def _read_versions(driver: Driver) -> tuple[str | None, str | None]:
     """Of the driver and of CUDA."""
     driver.gpu = None
-    version = driver.ask("nvmlSystemGetDriverVersion")
-    cuda = driver.ask("nvmlSystemGetCudaDriverVersion")
-    return version, f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None
+    return driver.ask("nvmlSystemGetDriverVersion"), read_cuda_version(driver)
 
 
 class _Peak:
