@@ -28,21 +28,9 @@ from typing import Any
 
 from oomwatch.records import GpuProcessSample, GpuSample
 from oomwatch.sources.accelerators import NVIDIA, find_accelerators, is_wsl
-from oomwatch.sources.nvml_device import (
-    WORST_FIRST,
-    Call,
-    Driver,
-    EccCounts,
-    GpuReading,
-    MigInstance,
-    NvmlOutcome,
-    RemappedRows,
-    instance_id,
-    outcome_of,
-    read_cuda_version,
-    read_facts,
-    read_gpu,
-)
+from oomwatch.sources.nvml_device import GpuReading, MigInstance, instance_id, read_gpu
+from oomwatch.sources.nvml_driver import WORST_FIRST, Call, Driver, NvmlOutcome, outcome_of
+from oomwatch.sources.nvml_facts import EccCounts, RemappedRows, read_cuda_version, read_facts
 
 __all__ = [
     "EccCounts",

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from oomwatch.records import GpuProcessSample, GpuSample
-from oomwatch.sources.kernel_events import normalize_pci
-
-NvmlOutcome = Literal[
-    "ok",
-    "no_driver",
-    "library_mismatch",
-    "no_permission",
-    "gpu_lost",
-    "unified_memory",
-    "wsl",
-    "hung",
-    "not_available",
-    "error",
-]
+from oomwatch.sources.nvml_driver import Driver, NvmlOutcome
+from oomwatch.sources.nvml_facts import EccCounts, GpuFacts, RemappedRows
 
 _MOST_BYTES: Final = 2**50  # larger figures are the driver's way of saying that it does not know
 _LISTS: Final = (
@@ -29,35 +16,6 @@ _LISTS: Final = (
     ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
     ("mps", "nvmlDeviceGetMPSComputeRunningProcesses"),
 )
-
-
-WORST_FIRST: Final = (
-    "no_driver",
-    "library_mismatch",
-    "gpu_lost",
-    "no_permission",
-    "error",
-    "unified_memory",
-)
-"""Outcomes of single GPUs that decide that of the whole."""
-
-
-class EccCounts(NamedTuple):
-    """Memory errors of a GPU; volatile counts start anew with the driver."""
-
-    volatile_corrected: int | None = None
-    volatile_uncorrected: int | None = None
-    aggregate_corrected: int | None = None
-    aggregate_uncorrected: int | None = None
-
-
-class RemappedRows(NamedTuple):
-    """Memory rows that were replaced by spare ones; `pending` wants a reset, `failed` an RMA."""
-
-    corrected: int
-    uncorrected: int
-    pending: bool
-    failed: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,34 +43,6 @@ class GpuReading:
     note: str | None = None
 
 
-class Call:
-    """The call that a thread is in, for those who wait for it."""
-
-    def __init__(self) -> None:
-        self.enter("start")
-
-    def enter(self, function: str, gpu: int | None = None) -> None:
-        """A call of the driver is about to be made."""
-        self._function, self._gpu, self.started = function, gpu, time.monotonic()
-
-    @property
-    def name(self) -> str:
-        """As ``nvmlDeviceGetMemoryInfo of GPU 1``."""
-        return self._function if self._gpu is None else f"{self._function} of GPU {self._gpu}"
-
-
-class GpuFacts(NamedTuple):
-    """What never or slowly changes of a GPU."""
-
-    uuid: str | None
-    name: str | None
-    pci: str | None
-    mig_enabled: bool | None
-    ecc: EccCounts | None
-    remapped_rows: RemappedRows | None
-    reports_xid: bool | None
-
-
 class _Process(NamedTuple):
     pid: int
     used_bytes: int | None
@@ -125,66 +55,6 @@ class _Memory(NamedTuple):
     used: int | None = None
     free: int | None = None
     reserved: int | None = None
-
-
-class Driver:
-    """Makes calls by name; what this board or driver does not offer gives None.
-
-    Errors that concern the GPU as a whole (lost, no permission) are raised.
-    """
-
-    def __init__(self, pynvml: Any, call: Call) -> None:
-        self.pynvml = pynvml
-        self.gpu: int | None = None
-        self._call = call
-        self._none = (
-            pynvml.NVML_ERROR_NOT_SUPPORTED,
-            pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-            pynvml.NVML_ERROR_INVALID_ARGUMENT,
-            pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-            pynvml.NVML_ERROR_NOT_FOUND,
-            pynvml.NVML_ERROR_NO_DATA,
-            pynvml.NVML_ERROR_NOT_READY,
-        )
-
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """The call's answer, bytes as text; None where it is not offered to us."""
-        self._call.enter(name, self.gpu)
-        function: Callable[..., Any] | None = getattr(self.pynvml, name, None)
-        if function is None:
-            return None
-        try:
-            answer = function(*arguments)
-        except self.pynvml.NVMLError as error:
-            if error.value in self._none:
-                return None
-            if error.value == self.pynvml.NVML_ERROR_UNKNOWN and "MemoryInfo" not in name:
-                return None
-            # What an ordinary user may not see of a GPU is unknown, not a failure of the GPU.
-            if error.value == self.pynvml.NVML_ERROR_NO_PERMISSION:
-                return None
-            raise
-        return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
-
-
-def read_cuda_version(driver: Driver) -> str | None:
-    """The newest CUDA that the driver takes, as ``13.0``."""
-    cuda = driver.ask("nvmlSystemGetCudaDriverVersion")
-    return f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None
-
-
-def read_facts(driver: Driver, handle: Any) -> GpuFacts:
-    """The facts of one GPU. Raises `NVMLError` if the GPU as a whole does not answer."""
-    mig_mode = driver.ask("nvmlDeviceGetMigMode", handle)
-    return GpuFacts(
-        uuid=driver.ask("nvmlDeviceGetUUID", handle),
-        name=driver.ask("nvmlDeviceGetName", handle),
-        pci=_pci(driver, handle),
-        mig_enabled=bool(mig_mode[0]) if mig_mode else None,
-        ecc=_ecc(driver, handle),
-        remapped_rows=_remapped_rows(driver, handle),
-        reports_xid=_reports_xid(driver, handle),
-    )
 
 
 def read_gpu(
@@ -356,67 +226,9 @@ def _used(value: int | None) -> int | None:
     return None if value is None or value >= _MOST_BYTES else int(value)
 
 
-def _ecc(driver: Driver, handle: Any) -> EccCounts | None:
-    pynvml = driver.pynvml
-    counts = EccCounts(
-        *(
-            driver.ask("nvmlDeviceGetTotalEccErrors", handle, kind, counter)
-            for counter in (pynvml.NVML_VOLATILE_ECC, pynvml.NVML_AGGREGATE_ECC)
-            for kind in (
-                pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
-                pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-            )
-        )
-    )
-    return None if all(count is None for count in counts) else counts
-
-
-def _remapped_rows(driver: Driver, handle: Any) -> RemappedRows | None:
-    rows = driver.ask("nvmlDeviceGetRemappedRows", handle)
-    if rows is None:
-        return None
-    corrected, uncorrected, pending, failed = rows
-    return RemappedRows(int(corrected), int(uncorrected), bool(pending), bool(failed))
-
-
-def _reports_xid(driver: Driver, handle: Any) -> bool | None:
-    types = driver.ask("nvmlDeviceGetSupportedEventTypes", handle)
-    if types is None:
-        return None
-    return bool(types & driver.pynvml.nvmlEventTypeXidCriticalError)
-
-
-def _pci(driver: Driver, handle: Any) -> str | None:
-    info = driver.ask("nvmlDeviceGetPciInfo", handle)
-    if info is None:
-        return None
-    bus_id = info.busId
-    return normalize_pci(bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else bus_id)
-
-
 _NO_INSTANCE: Final = 0xFFFFFFFF
 
 
 def instance_id(value: int | None) -> int | None:
     """A MIG instance's id; the driver says "none" with all bits set."""
     return None if value is None or value == _NO_INSTANCE else int(value)
-
-
-def outcome_of(pynvml: Any, error: Exception) -> tuple[NvmlOutcome, str]:
-    """The outcome that an NVML error stands for, and one line on it."""
-    code = getattr(error, "value", None)
-    outcomes: dict[int, tuple[NvmlOutcome, str]] = {
-        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: ("no_driver", "libnvidia-ml.so.1 is not installed"),
-        pynvml.NVML_ERROR_DRIVER_NOT_LOADED: ("no_driver", "the NVIDIA driver is not loaded"),
-        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
-            "library_mismatch",
-            "driver library and kernel module differ in version: reboot, or reload the module",
-        ),
-        pynvml.NVML_ERROR_NO_PERMISSION: (
-            "no_permission",
-            "this user may not open /dev/nvidia*: check their permissions and the device cgroup",
-        ),
-        pynvml.NVML_ERROR_GPU_IS_LOST: ("gpu_lost", "it has fallen off the bus"),
-        pynvml.NVML_ERROR_RESET_REQUIRED: ("gpu_lost", "it needs a reset"),
-    }
-    return outcomes.get(code or -1, ("error", f"NVML: {error}"))

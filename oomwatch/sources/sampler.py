@@ -18,18 +18,9 @@ from typing import Any, Final, NamedTuple
 
 from oomwatch.records import GpuProcessSample, GpuSample
 from oomwatch.sources.nvml import NvmlReading, load_binding
-from oomwatch.sources.nvml_device import (
-    WORST_FIRST,
-    Call,
-    Driver,
-    GpuFacts,
-    GpuReading,
-    NvmlOutcome,
-    outcome_of,
-    read_cuda_version,
-    read_facts,
-    read_gpu,
-)
+from oomwatch.sources.nvml_device import GpuReading, read_gpu
+from oomwatch.sources.nvml_driver import WORST_FIRST, Call, Driver, NvmlOutcome, outcome_of
+from oomwatch.sources.nvml_facts import GpuFacts, read_cuda_version, read_facts
 from oomwatch.sources.paced import PacedThread
 from oomwatch.sources.procfs import PROC_ROOT, read_comm
 
