@@ -39,6 +39,9 @@ def spawn(proc: Path, tmp_path: Path) -> Iterator[Spawn]:
         words = words or (sys.executable, str(program), *SERVE)
         child = subprocess.Popen(words, stdin=subprocess.PIPE)
         children.append(child)
+        # Popen returns while the kernel is still replacing the program.
+        while Path(f"/proc/{child.pid}/cmdline").read_bytes().split(b"\0")[0] != words[0].encode():
+            time.sleep(0.001)
         (proc / str(child.pid)).symlink_to(f"/proc/{child.pid}")
         return child
 
