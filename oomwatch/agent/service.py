@@ -16,11 +16,12 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 from oomwatch import __version__, sdnotify
 from oomwatch.agent.allocator import spare_the_collector
+from oomwatch.agent.burst import Burst
 from oomwatch.agent.detecting import Detecting
 from oomwatch.agent.detector import Detector
 from oomwatch.agent.engines import EngineTable
@@ -80,7 +81,6 @@ class Agent:
         self._stop = threading.Event()
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._burst_until = 0.0
         self._lease = contextlib.ExitStack()
         store = self.config.store
         self.writer = make_writer(
@@ -95,6 +95,7 @@ class Agent:
         self.table = EngineTable()
         self.feeds = Feeds(self.config, self.table, self.writer, self.mailbox, self._stop)
         self.detector: Detector | None = None
+        self._burst = Burst(self.table, lambda: self.detector)
         self.detecting: Detecting | None = None
         self.following: Following | None = None
         self.own = OwnFigures(
@@ -178,7 +179,7 @@ class Agent:
         while not self._stop.is_set():
             self._take_signal()
             now = time.monotonic()
-            self._set_rate(now)
+            self.feeds.set_rate(fast=self._burst.is_on(self.config.agent, now))
             self.feeds.check_driver(now)
             if interval is not None and now >= next_ping and not self.stuck(now):
                 next_ping = now + interval
@@ -299,28 +300,6 @@ class Agent:
     # ---------------------------------------------------------------- detection
     def _telling_lines(self, engine_id: str) -> None:
         self.mailbox.put(TellingLines(time.monotonic(), engine_id))
-
-    def _set_rate(self, now: float) -> None:
-        """Look more often while something happens that is over in a moment."""
-        agent = self.config.agent
-        if any(self._burst_reasons(now)):
-            self._burst_until = now + agent.burst_hold_seconds
-        self.feeds.set_rate(fast=now < self._burst_until)
-
-    def _burst_reasons(self, now: float) -> Iterator[bool]:
-        on = self.config.agent.burst_on
-        engines = [engine for engine in self.table if engine.ended_at is None]
-        detector = self.detector
-        yield "start" in on and any(engine.is_starting(now) for engine in engines)
-        limit = self.config.agent.burst_kv_usage_ratio
-        pools = [pool for engine in engines for pool in engine.watches.values()]
-        yield "kv_usage" in on and any((pool.kv_usage_ratio or 0) > limit for pool in pools)
-        yield "preemptions" in on and any((pool.preemptions_per_minute or 0) > 0 for pool in pools)
-        if detector is not None:
-            soonest = detector.headroom_lasts_seconds()
-            headroom = self.config.agent.burst_headroom_seconds
-            yield "headroom" in on and soonest is not None and soonest < headroom
-            yield "incident" in on and detector.opened_lately(60.0, now)
 
     # ---------------------------------------------------------------- housekeeping
     def _start_scheduler(self) -> None:
