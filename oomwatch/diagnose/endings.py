@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal as signals
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -34,9 +35,11 @@ _ENDS: Final = frozenset(
         "vllm.worker_died_v0",
         "vllm.engine_process_died",
         "vllm.core_exited",
+        "sglang.child_status",
     }
 )
 _WRAPPER: Final = "vllm.engine_init_failed"
+_TOLD: Final = "sglang.child_died"
 _SIGNALS: Final = {number.value: number.name for number in signals.Signals}
 
 
@@ -65,9 +68,13 @@ def endings(
     events: Iterable[LogEvent], messengers: Iterable[Failure | LogEvent]
 ) -> tuple[Ending, ...]:
     """Every line that says how a process ended, in order."""
+    events = tuple(events)
     found = [_ending(e.line, e.order, e.pattern.id, e.fields) for e in events if _tells(e)]
     found += _of_wrappers(messengers)
-    return tuple(sorted(found, key=lambda ending: ending.order))
+    # SGLang's server, told by a child that it failed, kills its whole tree and itself.
+    told = min((e.order for e in events if e.pattern.id == _TOLD), default=None)
+    kept = (e for e in found if told is None or e.order < told or not e.killed)
+    return tuple(sorted(kept, key=lambda ending: ending.order))
 
 
 def _tells(event: LogEvent) -> bool:
@@ -87,6 +94,8 @@ def _of_wrappers(messengers: Iterable[Failure | LogEvent]) -> Iterator[Ending]:
 
 def _ending(line: LogLine, order: int, pattern_id: str, fields: Mapping[str, Any]) -> Ending:
     code = _integer(fields.get("exit_code"))
+    if "wait_status" in fields:
+        code = _of_wait(_integer(fields["wait_status"]))
     name = _name(fields.get("signal")) or _of_code(code)
     if name is None and pattern_id == "exit.killed":
         name = "SIGKILL"
@@ -101,6 +110,16 @@ def _of_code(code: int | None) -> str | None:
         return None
     number = -code if code < 0 else code - 128
     return _SIGNALS.get(number)
+
+
+def _of_wait(status: int | None) -> int | None:
+    """Python's code of an undecoded status of waitpid: negative for a signal."""
+    if status is None or status < 0:
+        return status
+    try:
+        return os.waitstatus_to_exitcode(status)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _name(value: object) -> str | None:

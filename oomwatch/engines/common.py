@@ -160,7 +160,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "exit.code",
         "lifecycle",
         "xit",
-        r"(?:(?:^[\w.-]{1,80}|(?:process|container|command|server|worker|engine|task|python)\b.{0,80}?) exited with (?:exit )?(?:code|status)[: ]+(?P<exit_code>-?\d+)|[Ee]xit(?:ed)? ?(?:code|status)[:= ]+(?P<exit_code2>-?\d+))",
+        r"(?:(?:^[\w.-]{1,80}|(?:process|container|command|server|worker|engine|task|python)\b.{0,80}?) exited with (?:exit )?(?:code|status)[: ]+(?P<exit_code>-?\d+)|(?<!unexpectedly failed with )(?<!unexpectedly failed with an )[Ee]xit(?:ed)? ?(?:code|status)[:= ]+(?P<exit_code2>-?\d+))",
         "The Python process exited with exit code 137 (SIGKILL: Killed).",
         "..",
         where="any",
@@ -196,7 +196,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "crash.native",
         "lifecycle",
         "",
-        r"(?:^Fatal Python error: (?P<signal>Segmentation fault|Bus error|Illegal instruction|Aborted)|^!+ (?P<signal2>Segfault|SIGSEGV|SIGBUS|SIGILL) encountered|\*\*\* (?P<signal3>SIG(?:SEGV|BUS|ILL)) .{0,80}received|^(?P<signal4>Segmentation fault|Bus error|Illegal instruction)(?: \(core dumped\))?|^.{0,160}: line \d+:\s+\d+ (?P<signal7>Segmentation fault|Bus error|Illegal instruction|Aborted)|(?P<signal5>Segmentation fault|Bus error)(?: \(core dumped\))$|Caught signal \d+ \((?P<signal6>[^:)]+))",
+        r"(?:^(?:Fatal Python error: )+(?P<signal>Segmentation fault|Bus error|Illegal instruction|Aborted)|^!+ (?P<signal2>Segfault|SIGSEGV|SIGBUS|SIGILL) encountered|\*\*\* (?P<signal3>SIG(?:SEGV|BUS|ILL)) .{0,80}received|^(?P<signal4>Segmentation fault|Bus error|Illegal instruction)(?: \(core dumped\))?|^.{0,160}: line \d+:\s+\d+ (?P<signal7>Segmentation fault|Bus error|Illegal instruction|Aborted)|(?P<signal5>Segmentation fault|Bus error)(?: \(core dumped\))$|Caught signal \d+ \((?P<signal6>[^:)]+))",
         "Fatal Python error: Segmentation fault",
         "..",
         anchors=(

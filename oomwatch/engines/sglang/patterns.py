@@ -339,6 +339,15 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "0.5.5..",
     ),
     Pattern(
+        # What waitpid gave, undecoded: 9 is SIGKILL, 256 is exit code 1.
+        "sglang.child_status",
+        "lifecycle",
+        "Child process unexpectedly failed",
+        r"^Child process unexpectedly failed with (?:an exit code |exitcode=)(?P<wait_status>-?\d+)",
+        "Child process unexpectedly failed with an exit code 256. pid=97721",
+        "0.4.4..",
+    ),
+    Pattern(
         "sglang.rank_missing",
         "messenger",
         "could finish the model loading",
@@ -403,6 +412,16 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         where="any",
         cause="request_too_long",
         anchors=("too long", "onger than", "exceeds the m"),
+    ),
+    Pattern(
+        "sglang.no_accelerator",
+        "failure",
+        "No accelerator (",
+        r"No accelerator \(CUDA, .{0,80}\).{0,40} is available",
+        "RuntimeError: No accelerator (CUDA, XPU, HPU, NPU) is available.",
+        "0.4.2..",
+        where="exception",
+        cause="config_error",
     ),
     Pattern(
         "sglang.transfer",
