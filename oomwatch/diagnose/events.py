@@ -14,8 +14,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from oomwatch.diagnose.client_text import (
     access_status,
@@ -135,6 +135,8 @@ class _Message:
     order: int
     traceback: _Open
     details: list[LogLine] = dataclasses.field(default_factory=list)
+    alone: bool = False
+    """Whether it stands without a traceback, so that nothing but its words says how far it goes."""
 
 
 class Extractor:
@@ -254,7 +256,22 @@ class Extractor:
             self._open[key] = _Open(
                 line, self._order, self._is_announced(line), self._times.get(line.source)
             )
+        alone = self._alone(line)
+        if alone is not None:
+            self._message[key] = alone
+            return
         yield from self._line(line)
+
+    def _alone(self, line: LogLine) -> _Message | None:
+        """The exception of a line whose traceback is missing, where nothing else is said in it."""
+        text = line.text
+        name = _EXCEPTION.match(text) if line.level is None else None
+        if name is None or not _EXCEPTION_NAME.search(name[1]) or _REPR.match(text):
+            return None
+        if not (_is_deciding(text) or _is_deciding(name[2])) or any(TABLE.match_line(text)):
+            return None
+        opened = _Open(line, self._order, line.prefixed, self._times.get(line.source))
+        return _Message(name[1], [name[2]], line, self._order, opened, alone=True)
 
     def close(self) -> Iterator[Failure]:
         """The failures that the end of the input completes."""
@@ -274,6 +291,8 @@ class Extractor:
         if _TRACEBACK in text or text.startswith(_ENDS_MESSAGE):
             return False
         if text[:1].isspace() and _FRAME.match(text):
+            return False
+        if message.alone and not _goes_on(line):
             return False
         if line.origin != message.line.origin or (line.prefixed and not message.line.prefixed):
             return False
@@ -317,7 +336,7 @@ class Extractor:
             line.level is None
             and (name := _EXCEPTION.match(text)) is not None
             and _EXCEPTION_NAME.search(name[1])
-            and _is_deciding(text)
+            and (_is_deciding(text) or _is_deciding(name[2]))
         ):
             # Its traceback is missing: the log was cut, or only the last lines were copied.
             yield _standalone(line, self._order, name[1], name[2])
@@ -365,6 +384,19 @@ def _is_new_record(header: LogLine, line: LogLine) -> bool:
     return line.origin != header.origin or line.prefixed != header.prefixed
 
 
+def _goes_on(line: LogLine) -> bool:
+    """Whether a line may belong to the words of an exception that was copied without its traceback."""
+    name = _EXCEPTION.match(line.text)
+    return not (
+        not line.text
+        or line.text.isspace()
+        or line.level is not None
+        or (name is not None and _EXCEPTION_NAME.search(name[1]))
+        or any(TABLE.match_line(line.text))
+        or _is_bare_refusal(line.text)
+    )
+
+
 def _starts_record(line: LogLine) -> bool:
     # SGLang prefixes only the first line of a record, so a prefixed line is a new one.
     return line.at is not None and line.origin is None and line.level is None
@@ -379,7 +411,7 @@ def _finish(message: _Message) -> Failure:
         failure,
         frames=tuple(opened.frames),
         paths=tuple(opened.paths),
-        header=opened.header.text,
+        header="" if message.alone else opened.header.text,
         details=tuple(message.details),
         announced=opened.announced or message.line.prefixed,
         seen_at=opened.seen_at,
@@ -413,15 +445,27 @@ def _standalone(
     return dataclasses.replace(failure, frames=(frame,) if frame else (), announced=line.prefixed)
 
 
+def _fullest(
+    *readings: Iterable[tuple[Pattern, Mapping[str, Any]]],
+) -> tuple[tuple[Pattern, Mapping[str, Any]], ...]:
+    """Each pattern that any reading of a message matches, with the most fields one found."""
+    best: dict[str, tuple[Pattern, Mapping[str, Any]]] = {}
+    for pattern, fields in itertools.chain.from_iterable(readings):
+        known = best.get(pattern.id)
+        if known is None or len(fields) > len(known[1]):
+            best[pattern.id] = (pattern, fields)
+    return tuple(best.values())
+
+
 def _failure(name: str, message: str, line: LogLine, order: int) -> Failure:
     """The failure of one exception line, with what its message matches, less what it echoes."""
     text = message[:_MAX_MESSAGE]
     own = without_echo(name, text)
     whole = f"{name}: {own}" if name else own
     matches = tuple(TABLE.match_exception(whole))
-    if not matches and "\n" in whole:
-        # A terminal broke the one line of the message at its width.
-        matches = tuple(TABLE.match_exception(whole.replace("\n", "")))
+    if "\n" in whole:
+        # A terminal broke the one line of the message at its width, or a person between words.
+        matches = _fullest(matches, *(TABLE.match_exception(whole.replace("\n", g)) for g in ("", " ")))
     matches += tuple(
         (pattern, fields)
         for part in own.split("\n")

@@ -17,6 +17,8 @@ from oomwatch.diagnose.rules.findings import (
     Rule,
     found,
 )
+from oomwatch.diagnose.rules.nccl import has_ranks
+from oomwatch.diagnose.rules.placing import shows_serving
 from oomwatch.records import Finding
 
 _ENGINE_COMM: Final = re.compile(
@@ -30,17 +32,23 @@ def native_crash(facts: Facts) -> Finding | None:
     kernel = next((c for c in facts.kernel if c.event.kind == "native_crash"), None)
     crash = next((e for e in _endings(facts) if _is_crash(e)), None)
     if crash is not None and not _was_stopping(facts, crash.order):
-        if _SHARED_MEMORY.search(crash.line.text) and not facts.served:
-            return None  # a bus error at start is shared memory, see nccl_memory
+        bus_at_start = _SHARED_MEMORY.search(crash.line.text) is not None and not facts.served
+        if bus_at_start and has_ranks(facts):
+            return None  # shared memory, see nccl
         return found(
             facts,
             "native_crash",
-            0.85,
+            0.6 if bus_at_start else 0.85,
             "A process of the engine crashed in native code (segmentation fault, illegal instruction, bus error or a broken heap); memory did not run out.",
             [cite(crash.line), *([kernel.evidence()] if kernel else [])],
             strength=NAMED_CHECK,
             order=crash.order,
             values={"signal": crash.signal, "exit_code": crash.exit_code},
+            unseen=(
+                "Whether /dev/shm, or the disk that a mapped file lies on, is full or gone: `df -h`.",
+            )
+            if bus_at_start
+            else (),
         )
     if kernel is None or not _concerns(facts, kernel):
         return None
@@ -157,7 +165,9 @@ def wrapper_only(facts: Facts) -> Finding | None:
         "The lines of the engine core and its workers, where the cause stands: this log holds only the messenger.",
         "The kernel log of that time: `journalctl -k` or `dmesg`.",
     )[: 1 if facts.has_kernel else 2]
-    if facts.served or (not facts.run_failed_to_start and (facts.ready or _was_asked(facts))):
+    if shows_serving(facts) or (
+        not facts.run_failed_to_start and (facts.ready or _was_asked(facts))
+    ):
         cause, share = "irregular_unknown", 0.3
         summary = "The engine died; why is not in this input, only that it did."
     elif (pinned := facts.engine.arguments.get("--kv-cache-memory-bytes")) not in (None, ""):

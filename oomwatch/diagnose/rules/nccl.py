@@ -78,7 +78,7 @@ def shared_memory(facts: Facts) -> Finding | None:
     shm = facts.failing("nccl.shm") or facts.failing("nccl.system_error")
     said = facts.said("nccl.shm")
     bus = facts.said("crash.bus_error")
-    if shm is None and said is None and not (bus and _ranks(facts) > 1 and not facts.served):
+    if shm is None and said is None and not (bus and has_ranks(facts) and not facts.served):
         return None
     if facts.served and said is None:
         return None
@@ -106,8 +106,11 @@ def shared_memory(facts: Facts) -> Finding | None:
     )
 
 
-def _ranks(facts: Facts) -> float:
-    return facts.number("--tensor-parallel-size", "--tp-size") or 1
+def has_ranks(facts: Facts) -> bool:
+    """Whether several ranks start on this host, by the command or by who measured the start."""
+    if (facts.number("--tensor-parallel-size", "--tp-size") or 1) > 1:
+        return True
+    return facts.run is not None and any(len(who) > 1 for who in facts.run.by_rank.values())
 
 
 RULES: Final[tuple[Rule, ...]] = (full_card, shared_memory)
