@@ -17,6 +17,16 @@ from oomwatch.records import EngineSample, RecordedEngine, Series
 
 _DECIDING = ("check", "oom", "failure")
 _PASSING = frozenset({"lifecycle", "hint", "detail"})
+_BY_PROGRAMS = frozenset(
+    {
+        "argparse.error",
+        "click.error",
+        "rust.argument",
+        "torch.memory_saver",
+        "torch.memory_saver_other",
+    }
+)
+"""Patterns of lines whose form only a program prints, whoever else is silent."""
 
 
 def assemble(inputs: Inputs) -> list[Facts]:
@@ -134,7 +144,7 @@ def _trusted(run: Run, event: LogEvent) -> bool:
     if event.line.level in ("INFO", "WARNING", "DEBUG"):
         # A server that goes on may mention limits and failures in passing, and refuse a request.
         return pattern.cause == "request_too_long"
-    if pattern.id in ("argparse.error", "click.error", "rust.argument"):
+    if pattern.id in _BY_PROGRAMS:
         return True
     if pattern.id == "files.limit" and not event.line.prefixed and run.engine is None:
         return False

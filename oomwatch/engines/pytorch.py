@@ -158,11 +158,12 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     Pattern(
         "cuda.oom_raw",
         "oom",
-        " out of",
-        r"(?:OutOfMemoryError: (?:CUDA|HIP|XPU|NPU|MUSA)(?: backend)? out of (?!.*Tried to allocate)|RuntimeError: (?:CUDA|HIP|XPU|NPU|MUSA) out of(?: mem\w*\.?)?$)",
+        "ut",
+        r"(?:^torch\.(?:cuda\.)?OutOfMemoryError:?\s*(?:Allocation on device\b.{0,80})?$|OutOfMemoryError: (?:CUDA|HIP|XPU|NPU|MUSA)(?: backend)? out of (?!.*Tried to allocate)|RuntimeError: (?:CUDA|HIP|XPU|NPU|MUSA) out of(?: mem\w*\.?)?$)",
         "torch.OutOfMemoryError: CUDA out of mem",
         "torch 1.13..",
         where="exception",
+        anchors=(" out of", "OutOfMemoryError"),
     ),
     Pattern(
         "torch.allocator_warning",
@@ -199,6 +200,16 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "[torch_memory_saver.cpp] CUresult error: 2 (out of memory)  file=csrc/utils.h func=cu_mem_create line=194",
         "torch_memory_saver 0.0.3..",
         where="any",
+    ),
+    Pattern(
+        "torch.memory_saver_other",
+        "failure",
+        "[torch_memory_saver.cpp]",
+        r"^\[torch_memory_saver\.cpp\] (?:CUresult|cudaError|hipError_t) error:? +(?:result=)?(?!2\b)\d+\b.{0,40}file=\S+ func=(?P<function>\w+)",
+        "[torch_memory_saver.cpp] CUresult error  result=1 file=csrc/torch_memory_saver.cpp func=resume line=214",
+        "torch_memory_saver 0.0.3..",
+        where="any",
+        cause="not_oom_other",
     ),
     Pattern(
         "torch.cpu_alloc",
@@ -421,6 +432,16 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         where="any",
     ),
     Pattern(
+        "nccl.heartbeat",
+        "hint",
+        "",
+        r"(?:Heartbeat monitor timed out!|ProcessGroupNCCL's watchdog got stuck for \d+ seconds)",
+        "[PG ID 2 PG GUID 9 Rank 2] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives.",
+        "torch 2.2..",
+        where="any",
+        anchors=("Heartbeat monitor", "got stuck for"),
+    ),
+    Pattern(
         "nccl.remote",
         "failure",
         "remote process exited or there was a network error",
@@ -569,12 +590,13 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     Pattern(
         "cuda.driver_old",
         "failure",
-        "driver",
+        "",
         r"(?:The NVIDIA driver on your system is too old|Found no NVIDIA driver on your system|Driver/library version mismatch|system not yet initialized|CUDA driver version is insufficient for CUDA runtime version|forward compatibility was attempted on non supported HW|system has unsupported display driver / cuda driver combination|unsupported toolchain)",
         "The NVIDIA driver on your system is too old (found version 12080).",
         "..",
         where="any",
         cause="driver_mismatch",
+        anchors=("driver", "library version", "not yet initialized", "forward comp", "toolchain"),
     ),
     Pattern(
         "triton.shared_memory",

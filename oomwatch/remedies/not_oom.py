@@ -221,8 +221,9 @@ PLANS: Final[dict[str, Plan]] = {
             "update-driver",
             "Update the GPU driver",
             "Update the driver, or install a wheel built for the CUDA version that the driver "
-            "supports.",
-            why="The driver is older than the CUDA of this build.",
+            "supports; on servers with NVSwitch (error 802) start the fabric manager of the "
+            "driver's own version.",
+            why="CUDA refuses to start: the driver is older than this build, or not up yet.",
         ),
     ),
     "jit_build_failed": _just(

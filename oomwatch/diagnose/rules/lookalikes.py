@@ -37,7 +37,7 @@ _SAYS: Final[dict[str, str]] = {
     "custom_allreduce_ipc": "The custom all-reduce could not share its buffers between the GPUs.",
     "triton_shared_memory": "A Triton kernel needs more on-chip shared memory than this GPU has (KiB, not GiB).",
     "fixed_workspace_overflow": "A library's fixed-size work buffer is too small for this batch; the card itself is not full.",
-    "driver_mismatch": "The NVIDIA driver is too old for this build.",
+    "driver_mismatch": "The NVIDIA driver does not fit this build, or is not up.",
     "jit_build_failed": "Building a kernel at start failed; memory figures printed before it mean nothing.",
     "bad_arguments": "The command line was refused: the usage text names every memory flag, but nothing ran.",
     "port_in_use": "The port or socket is in use already.",
@@ -52,6 +52,10 @@ _PASSING: Final = _REQUEST_LEVEL | {"kv_transfer_fail", "fd_limit"}
 _ENGINE_FRAMES: Final = re.compile(
     r":(?:run_busy_loop|_process_engine_step|engine_step|run_engine_loop|worker_busy_loop|execute_model|event_loop_\w+|worker_main|run_engine_core|step|forward|schedule|run_scheduler_process|exposed_step|forward_step|forward_thread_func_?|forward_\w*batch\w*|process_batch_result\w*|get_n\w+_batch\w*|_execute_worker_rpc|generate_token)\b"
 )
+_STEP_LOOP: Final = re.compile(
+    r":(?:run_busy_loop|_process_engine_step|engine_step|run_engine_loop|event_loop_\w+|exposed_step|forward_step)\b"
+)
+"""The loop of a core or scheduler that has started; a worker's loop also runs the start."""
 _PEER: Final = re.compile(
     r"(?:custom_all_reduce|quick_all_reduce|pynccl_allocator|symm_mem)\w*\.py:|:cudaIpc\w+"
 )
@@ -243,8 +247,8 @@ def hang(facts: Facts) -> Finding | None:
 
 
 def stuck_collective(facts: Facts) -> Finding | None:
-    """The watchdog saw a collective fail and printed no reason of its own."""
-    event = facts.said("nccl.watchdog_noticed")
+    """The watchdog saw a collective fail or hang, and printed no reason of its own."""
+    event = facts.said("nccl.watchdog_noticed", "nccl.heartbeat")
     if event is None or facts.failures:
         return None
     return found(
@@ -320,7 +324,8 @@ def unnamed(facts: Facts) -> Finding | None:
     first = next((part.strip() for part in chosen.message.split("\n") if part.strip()), "")
     detail = f"{chosen.name}: {first}"[:220]
     values = {"frame": telling_frame(chosen.frames), "stage": find_stage(chosen.frames)}
-    if facts.served or (facts.ready and not facts.run_failed_to_start):
+    stepping = _STEP_LOOP.search("\n".join(chosen.frames)) is not None
+    if facts.served or stepping or (facts.ready and not facts.run_failed_to_start):
         if not engine:
             own = [f for f in own if not _REQUEST_FRAMES.search("\n".join(f.frames))]
         if not engine and (not own or not facts.messengers):

@@ -44,7 +44,7 @@ def sleep_wake(facts: Facts) -> Finding | None:
     if failure is None or not (
         stage_of(facts, failure) == "wake"
         or (failure.match("torch.cumem") is not None and facts.said("vllm.sleep_freed"))
-        or (failure.match("torch.memory_saver") is not None and facts.ready)
+        or _is_resumed(facts, failure)
     ):
         return None
     return found(
@@ -60,6 +60,12 @@ def sleep_wake(facts: Facts) -> Finding | None:
         order=failure.order,
         values={**oom_values(failure), "stage": "wake", "frame": telling_frame(failure.frames)},
     )
+
+
+def _is_resumed(facts: Facts, failure: Failure) -> bool:
+    """Whether SGLang's saver of memory could not map again what it had released."""
+    fields = failure.match("torch.memory_saver")
+    return fields is not None and (facts.ready or fields.get("function") == "resume")
 
 
 def runtime_allocation(facts: Facts) -> Finding | None:
