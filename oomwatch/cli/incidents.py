@@ -73,9 +73,9 @@ def list_(  # noqa: PLR0917 - as many as there are options
         return
     if not found:
         click.echo("no incidents")
-    width = shutil.get_terminal_size((100, 24)).columns
+    width = max(60, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
     for incident in found:
-        click.echo(clean(_line(incident, known.get(incident.id)), max(60, width)))
+        click.echo(clean(_line(incident, known.get(incident.id)), width))
 
 
 @command.command("show", epilog="\b\nExamples:\n  oomwatch incidents show 3fa9 --format markdown")

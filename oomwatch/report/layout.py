@@ -56,9 +56,9 @@ class Sheet:
         if self._lines and self._lines[-1]:
             self._lines.append([])
 
-    def text(self, text: str, style: str = "", *, indent: int = 0) -> None:
+    def text(self, text: str, style: str = "", *, indent: int = 0, fold: bool = True) -> None:
         """A paragraph."""
-        for line in wrap(text, self.width - indent):
+        for line in wrap(text, self.width - indent, fold=fold):
             self.spans((" " * indent + line, style))
 
     def heading(self, word: str, title: str, style: str) -> None:
@@ -82,14 +82,17 @@ class Sheet:
             self.text(line, style, indent=indent)
 
     def rows(self, rows: Sequence[tuple[str, str]], style: tuple[str, str]) -> None:
-        """Labels with texts beside them; a label too long for the column has its own line."""
+        """Labels with texts beside them; a label too long for the column has its own line.
+
+        No word of a label is broken: a path is there to be copied.
+        """
         sizes = [cell_len(label) + 2 for label, _ in rows]
         column = max((size for size in sizes if size <= self.width * 0.36), default=4)
         for (label, text), size in zip(rows, sizes, strict=True):
             if size <= column:
                 self.row(label, text, style, indent=2, column=column)
                 continue
-            self.text(label, style[0], indent=2)
+            self.text(label, style[0], indent=2, fold=False)
             if text:
                 self.text(text, style[1], indent=6)
 

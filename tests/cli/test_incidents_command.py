@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import time
@@ -252,6 +253,24 @@ def test_the_line_says_what_the_diagnosis_says(stored):
     first, second = CliRunner().invoke(cli, ["incidents", "--store", path]).output.splitlines()
     assert "it failed at bbb222" in first
     assert second.endswith("prefill_activation_peak  a long prompt needed 2 GiB")
+
+
+def test_a_line_is_cut_on_a_terminal_alone(stored):
+    told = incident("aaa111", AT, diagnosis=to_json(diagnosis()))
+    words = [sys.executable, "-m", "oomwatch", "incidents", "--store", stored(told)]
+    master, terminal = os.openpty()
+    with os.fdopen(master, "rb", buffering=0) as screen:
+        done = subprocess.run(
+            words, stdout=terminal, check=True, env=os.environ | {"COLUMNS": "80"}
+        )
+        os.close(terminal)
+        (line,) = screen.read(10_000).decode().splitlines()
+    assert done.returncode == 0
+    assert len(line) <= 80
+    assert line.endswith("…")
+    whole = subprocess.run(words, stdout=subprocess.PIPE, check=True, text=True).stdout
+    assert whole.startswith(line[:-1])
+    assert whole.endswith("a long prompt needed 2 GiB\n")
 
 
 def test_the_report_of_an_incident_names_the_command_that_prints_its_flags(stored):

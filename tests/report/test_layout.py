@@ -57,6 +57,13 @@ def test_a_label_too_long_for_its_column_has_its_own_line() -> None:
     ]
 
 
+def test_a_label_can_be_copied_however_long_it_is() -> None:
+    path = "/var/log/" + "vllm/" * 20 + "server.log:12"
+    sheet = Sheet(40, color=False)
+    sheet.rows([(path, "quote")], ("", ""))
+    assert sheet.render().splitlines() == ["  " + path, "      quote"]
+
+
 def test_colour_is_only_colour() -> None:
     plain, coloured = Sheet(40, color=False), Sheet(40, color=True)
     for sheet in (plain, coloured):
