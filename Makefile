@@ -12,6 +12,9 @@ INSTALLED := $(VENV)/.installed
 # Other monitors, to be measured beside the agent.
 PEERS := .cache/peers
 
+# Most tests wait for real processes: there are more at once than cores.
+WORKERS ?= $(shell echo $$(($$(nproc) * 2)))
+
 .PHONY: help demo test lint types tests bench soak chaos vm accuracy docs clean
 
 help:
@@ -31,7 +34,7 @@ demo: $(INSTALLED)
 test: lint types tests
 
 tests: $(INSTALLED)
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check

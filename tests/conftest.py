@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -7,7 +8,12 @@ from fakenvml.library import FakeNvml, compiler
 
 
 def pytest_configure() -> None:
-    """A shell has what runs in the background ignore Ctrl-C, and what that starts inherits it."""
+    """Let nothing depend on how the tests were started.
+
+    A shell has what runs in the background ignore Ctrl-C, and what that starts inherits it. The
+    width of a terminal is passed on as a variable.
+    """
+    os.environ.pop("COLUMNS", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -159,7 +159,9 @@ def test_a_writer_that_holds_on_to_the_renamed_file(writer: Writer) -> None:
 
 
 @pytest.mark.parametrize(
-    "between", [None, Writer.rename, Writer.copytruncate, Writer.compress], ids=str
+    "between",
+    [None, Writer.rename, Writer.copytruncate, Writer.compress],
+    ids=["nothing", "rename", "copytruncate", "compress"],
 )
 def test_goes_on_in_another_process(
     writer: Writer, between: Callable[[Writer], None] | None
