@@ -191,6 +191,7 @@ def test_given_flags_win_and_become_numbers() -> None:
         ("0.4.3", None, {"--tp-size": "8"}, "--mem-fraction-static", 0.81),
         ("0.3.0", None, {}, "--mem-fraction-static", 0.88),
         ("0.5.6", 79.6, {}, "--mem-fraction-static", 0.84),
+        ("0.5.6", 79.6, {"--tp-size": "9" * 400}, "--mem-fraction-static", 0.84),
         ("0.5.6", 23.6, {}, "--mem-fraction-static", None),
         ("0.5.6", 23.6, {}, "--chunked-prefill-size", 2048),
         ("0.5.20", 23.6, {}, "--chunked-prefill-size", 4096),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from oomwatch.engines import versions
+from oomwatch.engines.patterns import LARGEST
 from oomwatch.engines.versions import Release
 from oomwatch.units import GIB, MIB
 
@@ -119,9 +120,10 @@ def _default_fraction(
 
 def _integer(value: Any, otherwise: int) -> int:
     try:
-        return int(str(value))
+        number = int(str(value))
     except ValueError:
         return otherwise
+    return number if abs(number) < LARGEST else otherwise
 
 
 def _holds(row: Mapping[str, Any], at: Release) -> bool:
