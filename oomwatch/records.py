@@ -180,8 +180,8 @@ class KernelEvent:
     scope (``host``, ``cgroup``, ``cpuset``, ``memory_policy``), oom_memcg, task_memcg, invoked_by,
     group (path), usage_bytes, limit_bytes, tasks (pid, comm, rss_bytes; largest first), unit,
     container, pod_uid; xid, pci (``0000:3b:00``), uuid, name, detail, gpu_instance,
-    compute_instance, xid_kind, xid_meaning; module, offset, client_version, kernel_version,
-    corrected.
+    compute_instance, xid_kind, xid_meaning, caused_by_xid; module, offset, client_version,
+    kernel_version, corrected.
     """
 
     kind: KernelEventKind

@@ -124,7 +124,12 @@ def has_kernel_lines(path: str) -> bool:
         raise _as_source_error(path, error) from error
 
 
-_DMESG: Final = re.compile(r"(?:<\d{1,3}>)?\[[ \d]{1,12}\.\d{3,6}\] ")
+_DMESG: Final = re.compile(
+    r"(?:<\d{1,3}>|[a-z]{2,8}\s*:[a-z]{2,6}\s*: )?"
+    r"\[(?:[ \d]{1,12}\.\d{3,9}"
+    r"|\S{1,6} (?:[A-Z][a-z]{2}|\d{1,2}月)\s+\d{1,2} \d\d:\d\d:\d\d \d{4})\](?:\[\s*[TC]\d+\])? "
+    r"|kernel: "
+)
 _SYSLOG: Final = re.compile(
     r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?|\d{4}-\d\d-\d\dT[\d:.,+Z-]{8,24})"
     r" \S{1,80} "
@@ -142,7 +147,7 @@ def read_kernel_lines_of_log(path: str) -> list[KernelEvent]:
         with Path(path).open("rb") as stream, _decompressed(stream) as text:
             lines = _numbered(text)
             head = [line for _, line in zip(range(_FIRST_LINES), lines, strict=False)]
-            begins = [line for _, line in head if line.strip()]
+            begins = [line for _, line in head if line.strip() and not line[:1].isspace()]
             if begins and all(_DMESG.match(line) for line in begins):
                 chosen: Iterable[tuple[int, str]] = itertools.chain(head, lines)
             elif begins and all(_SYSLOG.match(line) for line in begins[:1]):

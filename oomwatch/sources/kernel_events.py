@@ -67,6 +67,7 @@ _LOST: Final = re.compile(
     r"NVRM:(?: The NVIDIA GPU (?P<pci>[0-9a-fA-F:.]+))?"
     r".*\bfallen off the bus and is not responding.*"
 )
+_CAUSED: Final = re.compile(r"\bcaused by previous Xid (\d{1,4})\b")
 _GPU_UUID: Final = re.compile(r"NVRM: GPU at (?:PCI:)?([0-9a-fA-F:.]+): (GPU-[0-9a-fA-F-]+)")
 _DRIVER_NO_MEMORY: Final = re.compile(r"NVRM: .*\bNV_ERR_NO_MEMORY\b.*")
 # The paravirtual driver of WSL: -12 is ENOMEM.
@@ -279,6 +280,7 @@ def _xid_fields(match: re.Match[str]) -> dict[str, Any]:
     code = int(match["xid"])
     meaning = describe_xid(code)
     pid, name = match["pid"], match["name"]
+    caused = _CAUSED.search(match["detail"])
     return {
         "xid": code,
         "pci": normalize_pci(match["pci"]),
@@ -287,6 +289,7 @@ def _xid_fields(match: re.Match[str]) -> dict[str, Any]:
         "pid": int(pid) if pid and pid.isdigit() else None,
         "name": None if name in (None, "", "<unknown>") else name,
         "detail": match["detail"] or None,
+        "caused_by_xid": int(caused[1]) if caused else None,
         "xid_kind": meaning.kind if meaning else None,
         "xid_meaning": meaning.text if meaning else None,
     }

@@ -84,6 +84,7 @@ class Unwrapper:
         )
         self._record: dict[str, str] = {}
         self._binary_field: str | None = None
+        self._before: KernelLine | None = None
 
     def line(self, raw: str) -> KernelLine | None:
         """The message of one line, or None if it is none, or not of the kernel's or systemd's."""
@@ -93,6 +94,10 @@ class Unwrapper:
         unwrapped = self._unwrap(raw)
         if unwrapped is None:
             return None
+        if raw[:1].isspace() and unwrapped.text == raw and self._before is not None:
+            # dmesg indents what goes on: the time is that of the line before.
+            unwrapped = dataclasses.replace(self._before, text=raw.lstrip())
+        self._before = unwrapped
         return dataclasses.replace(unwrapped, text=_CONTROLS.sub("", unwrapped.text).rstrip())
 
     def finish(self) -> KernelLine | None:
@@ -121,7 +126,7 @@ class Unwrapper:
             return KernelLine(match[6], at) if match[3] == "," else _tagged(match[6], at)
         if match := _SYSLOG.fullmatch(raw):
             return _tagged(match[7], self._without_year(match))
-        return KernelLine(raw)
+        return KernelLine(raw.removeprefix("kernel: "))  # copied without its time
 
     def _export(self, raw: str) -> KernelLine | None:
         if self._binary_field is not None:

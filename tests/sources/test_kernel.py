@@ -321,6 +321,10 @@ def test_call_without_a_kill_is_its_own_kind():
             "NVRM: Xid (0000:01:00): 13, 0001 00000000 0000a097",
             {"xid": 13, "pci": "0000:01:00", "xid_kind": "program"},
         ),
+        (
+            "NVRM: Xid (PCI:0000:3b:00): 45, pid=1122, name=python3, Ch 1 caused by previous Xid 149",
+            {"xid": 45, "pid": 1122, "caused_by_xid": 149},
+        ),
         ("NVRM: Xid (PCI:0000:3B:00): 9999", {"xid": 9999, "pci": "0000:3b:00"}),
     ],
 )

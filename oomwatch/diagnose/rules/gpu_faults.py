@@ -35,7 +35,7 @@ def hardware(facts: Facts) -> Finding | None:
         ]
     if not chosen:
         return None
-    code, pci = chosen[0].event.fields.get("xid"), chosen[0].event.fields.get("pci")
+    code, pci = _code(chosen[0]), chosen[0].event.fields.get("pci")
     return found(
         facts,
         "gpu_hw_fault",
@@ -58,7 +58,7 @@ def program_fault(facts: Facts) -> Finding | None:
     launch = facts.failing("cuda.hw")
     if launch is None and not _silent(facts):
         return None
-    code = xids[0].event.fields.get("xid")
+    code = _code(xids[0])
     evidence: list[Evidence] = [xids[0].evidence()]
     if launch is not None:
         evidence += cite_failure(launch[0])
@@ -93,8 +93,15 @@ def _xids(facts: Facts, codes: frozenset[int]) -> list[KernelCitation]:
     return [
         c
         for c in facts.kernel
-        if c.event.kind == "xid" and c.event.fields.get("xid") in codes and _at_that_time(facts, c)
+        if c.event.kind == "xid" and _code(c) in codes and _at_that_time(facts, c)
     ]
+
+
+def _code(citation: KernelCitation) -> int | None:
+    """The code of the fault itself: a clean-up may name the one it follows."""
+    fields = citation.event.fields
+    code = fields.get("caused_by_xid", fields.get("xid"))
+    return code if isinstance(code, int) else None
 
 
 def _at_that_time(facts: Facts, citation: KernelCitation) -> bool:
