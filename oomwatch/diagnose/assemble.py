@@ -27,6 +27,8 @@ _BY_PROGRAMS = frozenset(
     }
 )
 """Patterns of lines whose form only a program prints, whoever else is silent."""
+_WHAT = "what():  "
+"""How C++ prints the words of an exception that nobody caught."""
 
 
 def assemble(inputs: Inputs) -> list[Facts]:
@@ -144,7 +146,7 @@ def _trusted(run: Run, event: LogEvent) -> bool:
     if event.line.level in ("INFO", "WARNING", "DEBUG"):
         # A server that goes on may mention limits and failures in passing, and refuse a request.
         return pattern.cause == "request_too_long"
-    if pattern.id in _BY_PROGRAMS:
+    if pattern.id in _BY_PROGRAMS or event.line.text.lstrip().startswith(_WHAT):
         return True
     if pattern.id == "files.limit" and not event.line.prefixed and run.engine is None:
         return False

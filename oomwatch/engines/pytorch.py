@@ -435,11 +435,11 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "nccl.heartbeat",
         "hint",
         "",
-        r"(?:Heartbeat monitor timed out!|ProcessGroupNCCL's watchdog got stuck for \d+ seconds)",
+        r"(?:Heartbeat monitor timed out!|ProcessGroupNCCL's watchdog got stuck for \d+ seconds|Terminating the process after attempting to dump debug info, due to (?:Process|$))",
         "[PG ID 2 PG GUID 9 Rank 2] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives.",
         "torch 2.2..",
         where="any",
-        anchors=("Heartbeat monitor", "got stuck for"),
+        anchors=("Heartbeat monitor", "got stuck for", "to dump debug info"),
     ),
     Pattern(
         "nccl.remote",
