@@ -89,6 +89,9 @@ def describe_engine(
         gpu_name=gpu_name,
     )
     in_force = {flag: value for flag, value in in_force.items() if not _is_damaged(value)}
+    fixed = run.find_last("vllm.kv_fixed") if run else None
+    if fixed is not None and "kv_bytes" in fixed.fields:
+        in_force.setdefault("--kv-cache-memory-bytes", fixed.fields["kv_bytes"])
     if engine == "sglang" and "running_count" in numbers:
         in_force.setdefault("--max-running-requests", numbers["running_count"])
     block = _integer(in_force.get("--block-size")) or _BLOCK

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from oomwatch.diagnose.client_text import (
@@ -446,10 +446,10 @@ def _standalone(
 
 
 def _fullest(
-    *readings: Iterable[tuple[Pattern, Mapping[str, Any]]],
-) -> tuple[tuple[Pattern, Mapping[str, Any]], ...]:
+    *readings: Iterable[tuple[Pattern, dict[str, Any]]],
+) -> tuple[tuple[Pattern, dict[str, Any]], ...]:
     """Each pattern that any reading of a message matches, with the most fields one found."""
-    best: dict[str, tuple[Pattern, Mapping[str, Any]]] = {}
+    best: dict[str, tuple[Pattern, dict[str, Any]]] = {}
     for pattern, fields in itertools.chain.from_iterable(readings):
         known = best.get(pattern.id)
         if known is None or len(fields) > len(known[1]):
@@ -465,7 +465,9 @@ def _failure(name: str, message: str, line: LogLine, order: int) -> Failure:
     matches = tuple(TABLE.match_exception(whole))
     if "\n" in whole:
         # A terminal broke the one line of the message at its width, or a person between words.
-        matches = _fullest(matches, *(TABLE.match_exception(whole.replace("\n", g)) for g in ("", " ")))
+        matches = _fullest(
+            matches, *(TABLE.match_exception(whole.replace("\n", g)) for g in ("", " "))
+        )
     matches += tuple(
         (pattern, fields)
         for part in own.split("\n")

@@ -85,7 +85,9 @@ _BUILD_STAMP: Final = re.compile(r"\[(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9}
 """Buildkite's time of a line."""
 _SUPERVISOR: Final = re.compile(
     r"(?:\d\d:\d\d:\d\d(?:[.,]\d{1,9})? )?\[(Debug|Info|Warning|Error|Critical)\] "
+    r"(?:\([A-Z][a-z]{1,30}\) )?"
 )
+"""Programs that print what a child wrote: level, and which part of themselves says so."""
 _COMPOSE: Final = re.compile(r"([A-Za-z0-9][\w.@-]{0,120}) {1,60}\| ?")
 _KUBECTL: Final = re.compile(r"\[(pod/[\w./-]{1,250})\] ?")
 # Two bare words are no wrapper; what an engine begins a record with must follow them once.

@@ -227,3 +227,34 @@ def test_any_lines_give_items_that_stand_in_them(rows: list[tuple[str, str | Non
         if isinstance(item, Failure):
             assert len(item.frames) == len(item.paths) or not item.paths
             assert not is_client_text(item.line)
+
+
+def test_words_of_an_exception_without_a_traceback_go_on_over_bare_lines() -> None:
+    (found,) = failures(
+        "ValueError: To serve at least one request with the model's max seq len (4096),\n"
+        "2.5 GiB KV cache is needed, which is larger than the available KV cache memory (1.75 GiB).\n"
+        "Based on the available memory, the estimated maximum model length is 2864.\n"
+    )
+    fields = found.match("vllm.max_len_v1")
+    assert fields is not None
+    assert fields["estimated_tokens"] == 2864
+    assert fields["available_bytes"] == 7 << 28
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "Killed",
+        "Application startup complete.",
+        "worker exited with exit code 137",
+        "ValueError: No available memory for the cache blocks.",
+    ],
+)
+def test_what_says_something_of_its_own_is_no_part_of_an_exception_before_it(after: str) -> None:
+    first = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 640.00 MiB."
+    both = list(extract(lines_of(f"{first}\n{after}\n")))
+    (alone,) = [item for item in both if isinstance(item, Failure) and item.oom is not None]
+    assert alone.details == ()
+    assert [type(item) for item in both if item is not alone] == [
+        type(item) for item in extract(lines_of(f"{after}\n"))
+    ]
