@@ -21,6 +21,7 @@ _BY_PROGRAMS = frozenset(
     {
         "argparse.error",
         "click.error",
+        "host.ray_monitor",
         "rust.argument",
         "torch.memory_saver",
         "torch.memory_saver_other",

@@ -33,15 +33,19 @@ def node_monitor(facts: Facts) -> Finding | None:
     if hit is None:
         return None
     failure, _ = hit
+    starting = not facts.served and any(
+        event.pattern.kind in ("identity", "stage", "capacity")
+        for event in (facts.run.events if facts.run else ())
+    )
     return found(
         facts,
-        "host_oom_kill" if facts.served else "host_oom_load",
+        "host_oom_load" if starting else "host_oom_kill",
         0.88,
         "Ray's monitor ended a worker because the host, not the GPU, was low on memory.",
         cite_failure(failure),
         strength=NAMED_CHECK,
         order=failure.order,
-        values={"stage": "serving" if facts.served else "load"},
+        values={"stage": "load" if starting else "serving"},
     )
 
 
