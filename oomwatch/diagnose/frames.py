@@ -78,11 +78,15 @@ _STAGES: Final[tuple[tuple[Stage, re.Pattern[str]], ...]] = tuple(
             "load",
             r"(?<!worker\.py):get_model\b|:(?:load_model|load_weights|_?initialize_model|make_layers|create_weights|initialize|get_all_weights|from_pretrained|_load_pretrained_model)\b",
         ),
+        # A graph is captured where PyTorch's own context says so, whoever called it.
+        ("capture", r"(?m)^graphs\.py:(?:capture_begin|capture_end|__enter__|__exit__)$"),
         ("init", r":init_device\b"),
         (
             "serving",
             r":(?:run_busy_loop|run_engine_loop|engine_step|_process_engine_step|worker_busy_loop|event_loop_\w+|_run_workers_async|generate|_engine_step_impl|step_async|Prefill|Decode|generate_token|engine_step|chat_completion_stream_generator|run_engine_loop_until_complete|_execute_worker_rpc|_continuation_prefill|_get_prompt_logprobs_dict|_execute_mm_encoder|execute_model|sample_tokens|run_batch|forward_batch_generation)\b",
         ),
+        # The device context is entered to construct a model, not to run it.
+        ("load", r"(?m)^_device\.py:__torch_function__$"),
     )
 )
 _FIRST_TOUCH: Final = re.compile(r":(?:set_device|_lazy_init|mem_get_info)$")

@@ -42,7 +42,9 @@ _STEP_DUMPS: Final = ("vllm.dump_stats", "vllm.dump_output", "vllm.dump_encoder"
 """What the core prints of the step that failed; warm-up and profiling have no scheduler."""
 _ENGINE_LOOP: Final = re.compile(r"engine\.py:\d+ \w+Error\(['\"]")
 """V0's engine process prints what ended its loop as `repr`, what ended its start as text."""
-_LOOP_DEATH: Final = re.compile(r"output_handler failed|Engine(?:Dead|Generate)Error\b")
+_LOOP_DEATH: Final = re.compile(
+    r"output_handler failed|Engine(?:Dead|Generate)Error\b|EngineCore encountered a fatal error"
+)
 _EXPLAINED: Final[dict[str, Stage]] = {
     "llama.weights_failed": "load",
     "llama.kv_failed": "kv",
