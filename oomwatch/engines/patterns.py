@@ -9,6 +9,7 @@ suffix         text in the log                             value
 ``_gib``       number of GiB (also where "GB" is printed)  ``_bytes``, int
 ``_mib``       number of MiB                               ``_bytes``, int
 ``_kib``       number of KiB (the kernel's kB)             ``_bytes``, int
+``_gb``        number of decimal GB                        ``_bytes``, int
 ``_size``      number and unit, ``512.00 MiB``             ``_bytes``, int
 ``_tokens``    integer, thousands commas allowed           int
 ``_count``     integer, thousands commas allowed           int
@@ -98,6 +99,7 @@ _CONVERTERS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "_gib": ("_bytes", _scaled(GIB)),
     "_mib": ("_bytes", _scaled(MIB)),
     "_kib": ("_bytes", _scaled(KIB)),
+    "_gb": ("_bytes", _scaled(10**9)),
     "_size": ("_bytes", parse_size),
     "_tokens": ("_tokens", _integer),
     "_count": ("_count", _integer),

@@ -9,6 +9,8 @@ from oomwatch.remedies.context import Context, Draft
 from oomwatch.units import GIB, format_bytes
 
 _MAX_SWAP_GIB: Final = 64
+_HICACHE_RESERVE: Final = 10e9
+"""What SGLang leaves to the host; up to 0.4.9 the free amount that it prints still holds it."""
 
 
 # ---------------------------------------------------------------- swap space of V0
@@ -89,6 +91,36 @@ def smaller_host_caches(context: Context) -> Draft | None:
         why="They grow up to their limit for each process, and stay.",
         cost="Fewer cache hits.",
         set=smaller,
+    )
+
+
+def smaller_host_pool(context: Context) -> Draft | None:
+    """SGLang's part of the prefix cache in pinned host memory, cut to what the host has."""
+    asked, free = context.number("swap_space_bytes"), context.number("host_free_bytes")
+    if context.name != "sglang" or not asked or free is None:
+        return None
+    room = free - _HICACHE_RESERVE if asked <= free else free
+    share = max(room, 0) * 0.9 / asked
+    size = int((context.now("--hicache-size") or 0) * share)
+    ratio = int((context.now("--hicache-ratio") or 2.0) * share * 10) / 10
+    why = (
+        f"Each rank asks for {format_bytes(asked)} of pinned host memory; "
+        f"{format_bytes(free)} are free."
+    )
+    if size >= 1 or (not context.now("--hicache-size") and ratio > 1):
+        return Draft(
+            id="smaller-host-cache",
+            title="Shrink the caches in host memory",
+            why=why,
+            cost="Fewer cache hits.",
+            set={"--hicache-size": size} if size else {"--hicache-ratio": ratio},
+        )
+    return Draft(
+        id="no-host-cache",
+        title="Switch the hierarchical cache off",
+        why=f"{why} Most releases refuse a pool smaller than the one on the GPU.",
+        cost="Evicted prefixes are computed again.",
+        unset=("--enable-hierarchical-cache",),
     )
 
 

@@ -285,7 +285,9 @@ PLANS: Final[dict[str, Plan]] = {
         ),
         host.more_host_memory,
     ),
-    "host_pinned_swap": Plan("less_host", host.no_swap_space, host.more_host_memory),
+    "host_pinned_swap": Plan(
+        "less_host", host.smaller_host_pool, host.no_swap_space, host.more_host_memory
+    ),
     "unified_memory": Plan(
         "less_kv",
         memory.lower_share,

@@ -187,8 +187,9 @@ def host_pool(facts: Facts) -> Finding | None:
         strength=NAMED_CHECK,
         order=failure.order,
         values={
-            "swap_space_bytes": asked,
+            "swap_space_bytes": asked or fields.get("asked_bytes"),
             "host_total_bytes": fields.get("host_total_bytes"),
+            "host_free_bytes": fields.get("free_bytes"),
             "stage": "init",
         },
     )

@@ -110,6 +110,7 @@ TITLES: Final = {
     "single-scheduler-step": "每次只调度一步",
     "smaller-batch": "减少每步处理的 prompt token 数",
     "smaller-host-cache": "缩小主机内存中的缓存",
+    "no-host-cache": "关闭分层缓存（hierarchical cache）",
     "smaller-images": "缩小图片的像素数",
     "smaller-lora-rank": "降低 LoRA 的最大 rank",
     "smaller-pages": "减小页的大小",
