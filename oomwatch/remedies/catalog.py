@@ -82,7 +82,8 @@ def prescribe(finding: Finding, engine: EngineFacts) -> tuple[Remedy, ...]:
     context = context_of(finding, engine)
     found = compatible(_remedies(plan.moves, plan.direction, context), context.force)
     found = tuple(sorted(found, key=lambda remedy: remedy.enough is False))
-    ahead = [remedy for remedy in found if remedy.direction == plan.direction]
+    # A cause without a way of its own takes its steps as they are listed.
+    ahead = [r for r in found if plan.direction in (r.direction, "other")]
     # "A newer version" is no first step where nobody knows the version that runs.
     sure = [remedy for remedy in ahead if remedy.id != "upgrade" or engine.version is not None]
     first = next(iter(sure or ahead), None)

@@ -185,6 +185,7 @@ PLANS: Final[dict[str, Plan]] = {
     ),
     "irregular_unknown": Plan(
         "other",
+        room_until_known,  # a GPU that refused memory is helped before it is watched
         act(
             "record-next-time",
             "Record the next occurrence",
@@ -192,6 +193,5 @@ PLANS: Final[dict[str, Plan]] = {
             "and run oomwatch on it after the next failure.",
             why="What is at hand does not say what failed, or for what.",
         ),
-        room_until_known,
     ),
 }
