@@ -17,7 +17,7 @@ import pytest
 
 from oomwatch.causes import CAUSES, class_of
 from oomwatch.cli.diagnose import exit_status, run_diagnosis
-from oomwatch.cli.gather import Options
+from oomwatch.cli.options import Options
 from oomwatch.report.json_report import read_schema, to_json
 from oomwatch.report.pages import title
 

@@ -14,7 +14,8 @@ from typing import Any, Final
 import click
 
 from oomwatch.cli.completing import files
-from oomwatch.cli.gather import Gatherer, Options
+from oomwatch.cli.gather import Gatherer
+from oomwatch.cli.options import Options
 from oomwatch.errors import OomwatchError, UsageError
 from oomwatch.records import Diagnosis, EngineFacts, Incident, Risk
 

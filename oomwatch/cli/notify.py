@@ -22,12 +22,9 @@ from oomwatch.cli.stored import (
 from oomwatch.errors import NoInputError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from oomwatch.config import Config
     from oomwatch.config.notify import SinkConfig
     from oomwatch.notify.notice import Notice
-    from oomwatch.records import OutboxRow
     from oomwatch.report.locale import Language
 
 EXAMPLES: Final = """\b
@@ -143,6 +140,7 @@ def list_(  # noqa: PLR0917 - as many as there are options
     store: str | None,
 ) -> None:
     """Say what was told, what waits and until when, and what failed and why; the newest first."""
+    from oomwatch.cli.message_lines import line_of, message_as_json, paused, pauses_of
     from oomwatch.report.sanitize import clean
     from oomwatch.store.outbox import PENDING, read_outbox
 
@@ -151,75 +149,17 @@ def list_(  # noqa: PLR0917 - as many as there are options
     with opened(store) as connection:
         rows = read_outbox(connection, states=states or None, limit=_MOST_LISTED)
         pending = read_outbox(connection, states=PENDING, limit=_MOST_LISTED)
-    pauses = _pauses(pending, now)
-    rows = tuple(_paused(row, pauses, now) for row in rows if receiver in {None, row.sink})[:limit]
+    pauses = pauses_of(pending, now)
+    rows = tuple(paused(row, pauses, now) for row in rows if receiver in {None, row.sink})[:limit]
     if as_json:
-        _print_json({"messages": [_as_json(row) for row in rows]})
+        _print_json({"messages": [message_as_json(row) for row in rows]})
         return
     if not rows:
         click.echo("no messages")
     hosts = {row.host for row in rows}
     for row in rows:
         host = f"{row.host}  " if len(hosts) > 1 else ""
-        click.echo(clean(f"{host}{_line(row, now)}", 1000))
-
-
-def _pauses(rows: Iterable[OutboxRow], now: float) -> dict[tuple[str | None, str], float]:
-    """When a receiver is tried again that did not take a message; by host and name."""
-    pauses: dict[tuple[str | None, str], float] = {}
-    for row in rows:
-        if row.state == "waiting" and row.attempts and row.due_at is not None and row.due_at > now:
-            place = row.host, row.sink
-            pauses[place] = min(row.due_at, pauses.get(place, row.due_at))
-    return pauses
-
-
-def _paused(
-    row: OutboxRow, pauses: Mapping[tuple[str | None, str], float], now: float
-) -> OutboxRow:
-    """A message whose time has come, but not that of a receiver in trouble, waits for that."""
-    until = pauses.get((row.host, row.sink))
-    if row.state != "waiting" or until is None or (row.due_at or now) > now:
-        return row
-    return dataclasses.replace(
-        row, due_at=until, reason="the receiver is in trouble, another message is tried first"
-    )
-
-
-def _as_json(row: OutboxRow) -> dict[str, Any]:
-    from oomwatch.report.sanitize import clean
-    from oomwatch.units import format_rfc3339
-
-    return {
-        "id": row.id,
-        "host": row.host,
-        "receiver": row.sink,
-        "kind": row.kind,
-        "state": row.state,
-        "incident": row.incident_id,
-        "headline": clean(row.headline),
-        "created_at": format_rfc3339(row.created_at),
-        "changed_at": format_rfc3339(row.changed_at),
-        "due_at": None if row.due_at is None else format_rfc3339(row.due_at),
-        "attempts": row.attempts,
-        "reason": None if row.reason is None else clean(row.reason),
-    }
-
-
-def _line(row: OutboxRow, now: float) -> str:
-    from oomwatch.units import format_span
-
-    when = time.strftime("%m-%d %H:%M:%S", time.localtime(row.created_at))
-    state: str = row.state
-    if row.state in {"waiting", "held"} and row.due_at is not None and row.due_at > now:
-        state += f" for {format_span(row.due_at - now)}"
-    parts = [
-        f"{row.id}  {when}  {row.sink}  {row.kind}  {state}",
-        f"after {row.attempts} attempt(s)" if row.attempts > 1 or row.state == "failed" else "",
-        (row.reason or "").replace("_", " ") if row.state == "held" else row.reason or "",
-        f"{row.incident_id or ''} {row.headline}".strip(),
-    ]
-    return "  ".join(part for part in parts if part)
+        click.echo(clean(f"{host}{line_of(row, now)}", 1000))
 
 
 # ---------------------------------------------------------------- retry, ack

@@ -138,7 +138,8 @@ def _with_end(diagnosis: Diagnosis, end: ChildEnd) -> Diagnosis:
 
 def diagnose_copy(path: Path, server: Sequence[str], started_at: float) -> Diagnosis:
     """The diagnosis of a kept copy, with its command and what the kernel said meanwhile."""
-    from oomwatch.cli.gather import Gatherer, Options
+    from oomwatch.cli.gather import Gatherer
+    from oomwatch.cli.options import Options
     from oomwatch.diagnose.judge import diagnose
     from oomwatch.remedies.prescription import with_remedies
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from oomwatch.cli.diagnose import run_diagnosis
-from oomwatch.cli.gather import Options, Places
+from oomwatch.cli.options import Options, Places
 from oomwatch.records import Diagnosis
 
 # Serves a page whose counters move as the file "pace" says: seconds, then a growth per second.

@@ -14,7 +14,7 @@ import pytest
 from live_host import AT, LOG, PREFIX, LiveHost
 
 from oomwatch.cli.diagnose import run_diagnosis
-from oomwatch.cli.gather import Options
+from oomwatch.cli.options import Options
 from oomwatch.records import Diagnosis
 from oomwatch.sources.recording import read_recording
 

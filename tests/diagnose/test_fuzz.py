@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from logtext import OOM, READY, SERVED, START, raised
 
 from oomwatch.cli.diagnose import run_diagnosis
-from oomwatch.cli.gather import Options
+from oomwatch.cli.options import Options
 from oomwatch.errors import NoInputError
 from oomwatch.report.json_report import read_schema, to_json
 from oomwatch.report.markdown import render_markdown

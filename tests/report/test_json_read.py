@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomwatch.cli.diagnose import run_diagnosis
-from oomwatch.cli.gather import Options
+from oomwatch.cli.options import Options
 from oomwatch.records import Diagnosis, Finding, Remedy, Risk
 from oomwatch.remedies.render import render
 from oomwatch.report.json_read import from_json
