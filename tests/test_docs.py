@@ -16,7 +16,7 @@ import pytest
 
 from oomwatch.causes import CAUSES
 from oomwatch.cli import COMMANDS, cli
-from oomwatch.cli.diagnose import FORMATS
+from oomwatch.cli.rendering import FORMATS
 from oomwatch.engines import versions
 from oomwatch.report.json_report import read_schema
 

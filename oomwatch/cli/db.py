@@ -322,7 +322,7 @@ def export(store: str | None, form: str, output: str | None, **given: Any) -> No
 def _rows(
     connection: Connection, kinds: tuple[str, ...], given: dict[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    from oomwatch.cli.diagnose import parse_time
+    from oomwatch.cli.window import parse_time
     from oomwatch.store.export import export_rows
 
     now = time.time()

@@ -17,15 +17,17 @@ NO_GPU: Final = "\nNo NVIDIA GPU can be seen from here; `oomwatch check` says wh
 @click.command("demo", epilog="\b\nExamples:\n  oomwatch demo")
 def command() -> None:
     """Diagnose an embedded recording, then this host if it has GPUs. Changes nothing."""
-    from oomwatch.cli.diagnose import DiagnoseOptions, render, run_diagnosis
+    from oomwatch.cli.diagnose import run_diagnosis
+    from oomwatch.cli.options import Options
+    from oomwatch.cli.rendering import render
     from oomwatch.demo import demo_recording
     from oomwatch.errors import OomwatchError
 
     click.echo(INTRODUCTION)
-    recorded = run_diagnosis(DiagnoseOptions(recordings=(str(demo_recording()),)))
+    recorded = run_diagnosis(Options(recordings=(str(demo_recording()),)))
     click.echo(render(recorded, "text", {}).rstrip("\n"))
     try:
-        here = run_diagnosis(DiagnoseOptions())
+        here = run_diagnosis(Options())
     except OomwatchError:
         click.echo(NO_GPU, nl=False)
         return

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import os
-import re
-import shutil
 import sys
 import time
 from typing import Any, Final
@@ -16,14 +12,10 @@ import click
 from oomwatch.cli.completing import files
 from oomwatch.cli.gather import Gatherer
 from oomwatch.cli.options import Options
-from oomwatch.errors import OomwatchError, UsageError
-from oomwatch.records import Diagnosis, EngineFacts, Incident, Risk
-
-DiagnoseOptions = Options
-
-FORMATS: Final = ("text", "json", "markdown", "html", "args", "env", "compose", "k8s", "python")
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d|w)")
-_SECONDS: Final = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+from oomwatch.cli.rendering import FORMATS, render, why_nothing, write
+from oomwatch.cli.window import parse_time
+from oomwatch.errors import UsageError
+from oomwatch.records import Diagnosis
 
 EXAMPLES: Final = """\b
 Examples:
@@ -183,14 +175,14 @@ def command(ctx: click.Context, /, **given: Any) -> None:
         options.waiting = _waiting(fmt)
         diagnosis = run_diagnosis(options)
         text = render(diagnosis, fmt, given)
-        nothing = "" if text else _why_nothing(diagnosis, fmt)
+        nothing = "" if text else why_nothing(diagnosis, fmt)
     except UsageError as error:
         raise click.UsageError(str(error)) from error
     if not text:
         from oomwatch.cli import print_error
 
         print_error(f"no change for --format {fmt} in this answer: {nothing}; see --format text")
-    _write(text, given["output"])
+    write(text, given["output"])
     ctx.exit(exit_status(diagnosis))
 
 
@@ -223,24 +215,6 @@ def _options(given: dict[str, Any]) -> Options:
     )
 
 
-def parse_time(text: str | None, now: float) -> float | None:
-    """Epoch seconds of a time or of a span before now; local time unless it names a zone.
-
-    Raises:
-        UsageError: it is neither.
-
-    """
-    if text is None:
-        return None
-    span = _DURATION.fullmatch(text.strip())
-    if span is not None:
-        return now - float(span[1]) * _SECONDS[span[2]]
-    try:
-        return datetime.datetime.fromisoformat(text.strip()).astimezone().timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise UsageError(f"'{text[:60]}' is no time: write 2h, 30min or 2026-11-29T03:00") from None
-
-
 def run_diagnosis(options: Options) -> Diagnosis:
     """Gather, judge, and add the remedies.
 
@@ -258,86 +232,6 @@ def run_diagnosis(options: Options) -> Diagnosis:
     named = {status.name for status in late}
     sources = (*(s for s in diagnosis.sources if s.name not in named or s.status != "ok"), *late)
     return with_remedies(dataclasses.replace(diagnosis, sources=sources))
-
-
-def render(diagnosis: Diagnosis, fmt: str, given: dict[str, Any]) -> str:
-    """The report in one of `FORMATS`."""
-    from oomwatch.report.locale import choose_language
-
-    language = choose_language(given.get("lang", "auto"), os.environ)
-    if fmt == "json":
-        from oomwatch.report.json_report import render_json
-
-        return render_json(diagnosis)
-    if fmt == "markdown":
-        from oomwatch.report.markdown import render_markdown
-
-        return render_markdown(diagnosis, lang=language)
-    if fmt == "html":
-        from oomwatch.report.html import render_html
-
-        return render_html(diagnosis, lang=language)
-    if fmt != "text":
-        return _render_flags(diagnosis, fmt)
-    from oomwatch.report.text import render_text
-
-    to_terminal = given.get("output") is None and sys.stdout.isatty()
-    width = shutil.get_terminal_size((80, 24)).columns if to_terminal else 80
-    return render_text(
-        diagnosis,
-        width=max(40, min(width, 120)),
-        color=wants_color(given.get("color", "auto"), to_terminal=to_terminal),
-        lang=language,
-        verbose=bool(given.get("verbose")),
-        quiet=bool(given.get("quiet")),
-        printer=given.get("printer", "--format args"),
-    )
-
-
-def _render_flags(diagnosis: Diagnosis, fmt: str) -> str:
-    from oomwatch.remedies.render import render as render_remedies
-
-    top = to_act_on(diagnosis)
-    if top is None:
-        return ""
-    return render_remedies(top.remedies, engine_hit(diagnosis, top), fmt)
-
-
-def _why_nothing(diagnosis: Diagnosis, fmt: str) -> str:
-    from oomwatch.remedies.render import absence
-
-    top = to_act_on(diagnosis)
-    return absence(top.remedies if top else (), fmt)
-
-
-def to_act_on(diagnosis: Diagnosis) -> Incident | Risk | None:
-    """What the printed settings are for: the newest incident, else the first risk.
-
-    Where that is a failure of another kind that no setting mends, the memory incident before it.
-    """
-    from oomwatch.remedies.render import combined
-    from oomwatch.report.phrases import memory_behind
-
-    found: list[Incident | Risk] = [*diagnosis.incidents, *diagnosis.risks]
-    if not found:
-        return None
-    behind = memory_behind(diagnosis)
-    return behind if behind is not None and not combined(found[0].remedies) else found[0]
-
-
-def engine_hit(diagnosis: Diagnosis, found: Incident | Risk) -> EngineFacts:
-    """The engine of an incident or a risk; one of which nothing is known where it is not named."""
-    named = (e for e in diagnosis.engines if e.id == found.finding.engine_id)
-    return next(named, None) or EngineFacts(id="engine-0")
-
-
-def wants_color(choice: str, *, to_terminal: bool) -> bool:
-    """Whether to colour, by the switch, the environment and where the output goes."""
-    if choice != "auto":
-        return choice == "always"
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return False
-    return to_terminal or bool(os.environ.get("FORCE_COLOR"))
 
 
 def exit_status(diagnosis: Diagnosis) -> int:
@@ -378,34 +272,3 @@ def _waiting(fmt: str) -> Any:
         sys.stderr.flush()
 
     return show
-
-
-def _write(text: str, output: str | None) -> None:
-    """Print, or put a file in place: complete, as a new file, never through a link of that name."""
-    if text and not text.endswith("\n"):
-        text += "\n"
-    if output in (None, "-"):
-        # Colours were decided in `render`; click would strip them where there is no terminal.
-        click.echo(text, nl=False, color=True)
-        return
-    import tempfile
-    from pathlib import Path
-
-    path = Path(output)
-    try:
-        if path.exists() and not path.is_file():  # /dev/null, a named pipe
-            path.write_text(text, encoding="utf-8")
-            return
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            temporary = Path(file.name)
-            try:
-                file.write(text)
-                file.flush()
-                temporary.replace(path)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-    except OSError as error:
-        raise OomwatchError(f"cannot write {output}: {error.strerror or error}") from error

@@ -37,7 +37,7 @@ Exit status: 0 printed, 3 there is no flag or variable to print.
 @store_option
 def command(incident: str | None, fmt: str, store: str | None) -> None:
     """Print the flags that fix the last incident, or that one."""
-    from oomwatch.cli.diagnose import engine_hit, to_act_on
+    from oomwatch.cli.rendering import engine_hit, to_act_on
     from oomwatch.remedies.render import absence, flags_alone, render
     from oomwatch.report.json_read import from_json
 

@@ -52,7 +52,7 @@ def list_(  # noqa: PLR0917 - as many as there are options
     store: str | None = None,
 ) -> None:
     """Print one line for each incident, the newest first."""
-    from oomwatch.cli.diagnose import parse_time
+    from oomwatch.cli.window import parse_time
     from oomwatch.report.sanitize import clean
     from oomwatch.store.incidents import list_incidents
     from oomwatch.store.silences import read_acknowledgements
@@ -92,7 +92,7 @@ def list_(  # noqa: PLR0917 - as many as there are options
 @store_option
 def show(incident: str | None, fmt: str, lang: str, store: str | None) -> None:
     """Print the report of an incident, by default of the last one."""
-    from oomwatch.cli.diagnose import render
+    from oomwatch.cli.rendering import render
     from oomwatch.report.json_read import from_json
     from oomwatch.report.sanitize import clean
     from oomwatch.store.silences import read_acknowledgements

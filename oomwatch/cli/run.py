@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from oomwatch.cli.diagnose import FORMATS
+from oomwatch.cli.rendering import FORMATS
 from oomwatch.records import Diagnosis, SourceStatus
 
 if TYPE_CHECKING:
@@ -165,8 +165,8 @@ def _kernel_since(started_at: float) -> tuple[list[KernelInput], SourceStatus]:
 
 
 def render_report(diagnosis: Diagnosis, report_format: str) -> str:
-    """The report for stderr; `cli.diagnose.render` is for stdout."""
-    from oomwatch.cli.diagnose import render, wants_color
+    """The report for stderr; `cli.rendering.render` is for stdout."""
+    from oomwatch.cli.rendering import render, wants_color
 
     if report_format != "text":
         return render(diagnosis, report_format, {})

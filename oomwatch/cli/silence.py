@@ -123,7 +123,7 @@ def _check_cause(pattern: str) -> None:
 
 
 def _end(duration: str | None, until: str | None, now: float) -> float:
-    from oomwatch.cli.diagnose import parse_time
+    from oomwatch.cli.window import parse_time
     from oomwatch.config.quantities import parse_duration
     from oomwatch.units import format_duration
 

@@ -1,4 +1,4 @@
-"""The lines of a log that are from a span of time.
+"""A span of time, as the command line gives it, and the lines of a log that are from it.
 
 A line without a time (of a traceback, of a banner) is of the time of the line before it, the first
 ones of that of the first line that has one. A log without any time is taken whole.
@@ -6,14 +6,37 @@ ones of that of the first line that has one. A log without any time is taken who
 
 from __future__ import annotations
 
+import datetime
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from oomwatch.errors import UsageError
 from oomwatch.records import LogLine
 from oomwatch.units import format_rfc3339
 
 _MAX_HELD: Final = 10_000
 """Lines that may come before the first time; a log with more of them is taken to have none."""
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d|w)")
+_SECONDS: Final = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def parse_time(text: str | None, now: float) -> float | None:
+    """Epoch seconds of a time or of a span before now; local time unless it names a zone.
+
+    Raises:
+        UsageError: it is neither.
+
+    """
+    if text is None:
+        return None
+    span = _DURATION.fullmatch(text.strip())
+    if span is not None:
+        return now - float(span[1]) * _SECONDS[span[2]]
+    try:
+        return datetime.datetime.fromisoformat(text.strip()).astimezone().timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(f"'{text[:60]}' is no time: write 2h, 30min or 2026-11-29T03:00") from None
 
 
 class Window:

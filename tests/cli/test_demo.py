@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from oomwatch.cli.diagnose import DiagnoseOptions, run_diagnosis
+from oomwatch.cli.diagnose import run_diagnosis
+from oomwatch.cli.options import Options
 from oomwatch.demo import demo_recording
 from oomwatch.sources.recording import read_recording
 from oomwatch.units import GIB, parse_size
@@ -90,7 +91,7 @@ def test_it_can_be_copied_away(tmp_path):
 
 
 def test_it_is_diagnosed_from_end_to_end():
-    options = DiagnoseOptions(recordings=(str(demo_recording()),))
+    options = Options(recordings=(str(demo_recording()),))
     diagnosis = run_diagnosis(options)
     (incident,) = diagnosis.incidents
     assert diagnosis.verdict == "oom"
