@@ -139,9 +139,20 @@ class LiveHost:
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         """End one of them, and collect it."""
         os.kill(pid, number)
+        if number != signal.SIGKILL:
+            return
         for child in self._started:
-            if child.pid == pid and number == signal.SIGKILL:
+            if child.pid == pid:
                 child.wait()
+        # A signal is sent and taken in its own time; until then the children keep their parent.
+        self.wait_for(lambda: self._has_ended(pid))
+
+    @staticmethod
+    def _has_ended(pid: int) -> bool:
+        try:
+            return b") Z" in Path(f"/proc/{pid}/stat").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            return True
 
     def container(self, name: str, *, words: list[str], log: str = "", **state: Any) -> None:
         """What Docker keeps of a container that exited an hour ago."""

@@ -169,8 +169,8 @@ def test_an_orphan_that_goes_by_itself_is_no_finding(host):
     pid = host.serve()
     core, worker = host.pid_of("VLLM::EngineCore"), host.pid_of("VLLM::Worker")
     host.kill(pid)
-    os.kill(core, signal.SIGKILL)
-    os.kill(worker, signal.SIGKILL)
+    host.kill(core)
+    host.kill(worker)
     host.wait_for(lambda: all(_is_dead(one) for one in (core, worker)))
     diagnosis = host.diagnose()
     assert not diagnosis.risks
