@@ -63,7 +63,8 @@ class Page:
                     self._places.append((number, series.start))
                     cut = series.start - 1
             self._heads.append(raw[: cut + 1])
-        self._empty = [number for number, head in enumerate(self._heads) if not head]
+        # Comments too: one that goes on may declare another family.
+        self._fixed = [(number, raw) for number, raw in enumerate(lines) if raw[:1] in {"", "#"}]
         self.families = tuple(_families(lines))
         """Name and type of every family that the page declares."""
 
@@ -75,7 +76,7 @@ class Page:
             or not self._whole
             or len(lines) != len(self._heads)
             or not all(map(str.startswith, lines, self._heads))
-            or any(lines[number] for number in self._empty)
+            or any(lines[number] != raw for number, raw in self._fixed)
         ):
             return None
         texts = [lines[number][start:] for number, start in self._places]

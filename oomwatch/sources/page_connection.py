@@ -15,6 +15,7 @@ import contextlib
 import functools
 import http.client
 import re
+import select
 import socket
 import time
 import zlib
@@ -36,9 +37,9 @@ _GZIP_MAGIC: Final = b"\x1f\x8b"
 _HEAD_BYTES: Final = 4096
 _USUAL: Final = re.compile(
     rb"HTTP/1\.1 200 .*\r\n"
-    rb"(?:(?!Content-Length|Transfer-Encoding|Connection).*\r\n)*"
+    rb"(?:(?!Content-Length|Transfer-Encoding|Connection|\s).+\r\n)*"
     rb"Content-Length: (\d{1,9})\r\n"
-    rb"(?:(?!Content-Length|Transfer-Encoding|Connection).*\r\n)*"
+    rb"(?:(?!Content-Length|Transfer-Encoding|Connection|\s).+\r\n)*"
     rb"\r\n",
     re.IGNORECASE,
 )
@@ -70,6 +71,16 @@ class _Written:
     def sendall(self, data: bytes) -> None:
         """Keep it."""
         self.data += data
+
+
+def _is_quiet(open_socket: socket.socket) -> bool:
+    """Whether nothing lies there unasked: the server's end, or more than it had announced.
+
+    Read as the next answer it would put every later one out of step.
+    """
+    waiting = select.poll()
+    waiting.register(open_socket, select.POLLIN)
+    return not waiting.poll(0)
 
 
 class PageConnection:
@@ -122,11 +133,14 @@ class PageConnection:
             PermissionDeniedError: the server refuses.
             SourceUnavailable: no answer, or cut short; trying again may help.
             SourceError: too large, damaged, or a redirect.
+            UsageError: nothing can be asked for by this address.
 
         """
         self._reusable = False
         try:
             return self._fetch()
+        except (http.client.InvalidURL, UnicodeError):
+            raise UsageError(f"{self.shown!r}: not an address that can be read") from None
         except TimeoutError:
             raise SourceUnavailable(
                 f"{self.shown}: no answer within {self._answer_seconds:g} s"
@@ -156,8 +170,8 @@ class PageConnection:
 
     def _fetch(self) -> FetchedPage:
         begun = None
-        if self._socket is not None:
-            # The server may have closed a connection that was idle: that is no failure.
+        if self._socket is not None and _is_quiet(self._socket):
+            # The server may close an idle connection at this very moment: that is no failure.
             with contextlib.suppress(
                 http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError
             ):

@@ -252,6 +252,9 @@ def test_any_label_value_is_read_back(value):
 _LINES = (
     "# TYPE vllm:num_requests_running gauge",
     "# TYPE vllm:brand_new gauge",
+    "# TYPE vllm:brand_new gauge of late",
+    "# TYPE vllm:brand_newer gauge",
+    "#",
     "",
     "vllm:num_requests_run",
     "vllm:num_requests_running",
@@ -281,6 +284,12 @@ _PAGES = st.lists(st.lists(st.sampled_from(_LINES), max_size=8), min_size=2, max
 
 @given(pages=_PAGES)
 @example(pages=[["vllm:num_requests_run"], ["vllm:num_requests_running 6"]])
+@example(
+    pages=[
+        ["sglang:num_running_reqs 8", "#"],
+        ["sglang:num_running_reqs 8", "# TYPE sglang:x gauge"],
+    ]
+)
 def test_a_page_after_others_is_read_as_if_it_were_the_first(pages):
     reader = PageReader()
     for lines in pages:

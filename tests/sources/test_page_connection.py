@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oomwatch.errors import NoDataError, SourceError, SourceUnavailable
+from oomwatch.errors import NoDataError, SourceError, SourceUnavailable, UsageError
 from oomwatch.sources.page_connection import PageConnection
 
 BODY = b"vllm:num_requests_running 3\n" * 4000
@@ -118,6 +118,35 @@ def test_answers_of_one_form_after_another_over_one_connection():
     with answers(*KEPT.values()) as server, connection(server.url) as kept:
         assert all(kept.fetch().data == BODY for _ in KEPT)
         assert server.connections == 1
+
+
+@pytest.mark.parametrize(
+    "body", [b"a 1\r\n\r\nb 2\r\n\r\n", b"\r\n", b"a 1\r\nContent-Length: 1\r\n\r\nx"]
+)
+@pytest.mark.parametrize("length", [b"Content-Length: %d\r\n", b""])
+def test_where_the_body_begins_is_told_by_the_head_alone(body, length):
+    head = OK + (length % len(body) if length else b"")
+    answer = (head + b"\r\n" + body,)
+    with answers(answer, answer, closes=not length) as server, connection(server.url) as kept:
+        assert [kept.fetch().data for _ in range(2)] == [body, body]
+
+
+@pytest.mark.parametrize("more", [b"left over", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nold"])
+def test_what_a_server_sends_unasked_is_no_answer(more):
+    first = (OK + b"Content-Length: 1\r\n\r\n1" + more,)
+    second = (OK + b"Content-Length: 1\r\n\r\n2",)
+    with answers(first, second) as server, connection(server.url) as kept:
+        assert kept.fetch().data == b"1"
+        assert kept.fetch().data == b"2"
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize("address", ["http://a..b/", "http://{}/m\xe9", "http://{}/a b"])
+def test_an_address_that_nothing_can_be_asked_by_is_told_in_one_line(address):
+    with answers() as server:
+        url = address.format(server.url.removeprefix("http://"))
+        with connection(url) as kept, pytest.raises(UsageError, match="not an address"):
+            kept.fetch()
 
 
 def test_the_request_is_whole():
