@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from oomwatch.agent.conditions import Conditions
@@ -239,6 +239,7 @@ class Detector:
         engines: list[WatchedEngine],
         window: tuple[float, float] | None = None,
         *,
+        noticed: Sequence[Trigger] = (),
         with_exits: bool = True,
     ) -> Diagnosis:
         self.explained_total += 1
@@ -251,6 +252,7 @@ class Detector:
             ],
             gpus=self._conditions.last_gpus.values(),
             window=window,
+            noticed=noticed,
             with_exits=with_exits,
         )
         return self._settled.own(engines[0], diagnosis) if len(engines) == 1 else diagnosis
@@ -263,7 +265,9 @@ class Detector:
         engines = self._engines_of(incident)
         wall = self._wall()
         diagnosis = self._explain(
-            engines, (incident.window_from, min(wall, incident.window_to or wall))
+            engines,
+            (incident.window_from, min(wall, incident.window_to or wall)),
+            noticed=incident.triggers,
         )
         self._save_excerpt(incident_id, engines)
         found = part_for(incident, diagnosis)
@@ -320,7 +324,8 @@ class Detector:
     def _first_diagnosis(self, incident: StoredIncident) -> dict[str, Any] | None:
         """None too where judging fails: what set an incident off is told all the same."""
         try:
-            return part_for(incident, self._explain(self._engines_of(incident)))
+            engines = self._engines_of(incident)
+            return part_for(incident, self._explain(engines, noticed=incident.triggers))
         except Exception:  # noqa: BLE001 - it is explained again in a moment
             _LOG.exception("%s has no diagnosis yet; it is tried again", incident.id)
             return None

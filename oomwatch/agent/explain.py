@@ -13,7 +13,15 @@ from oomwatch.agent.engines import WatchedEngine
 from oomwatch.diagnose.inputs import Inputs, KernelInput, LogInput, PageInput
 from oomwatch.diagnose.judge import diagnose, verdict_of
 from oomwatch.engines import versions
-from oomwatch.records import Diagnosis, Gpu, GpuSample, KernelEvent, Series, SourceStatus
+from oomwatch.records import (
+    Diagnosis,
+    Gpu,
+    GpuSample,
+    KernelEvent,
+    Series,
+    SourceStatus,
+    Trigger,
+)
 from oomwatch.remedies.prescription import with_remedies
 from oomwatch.report.json_report import to_json
 
@@ -42,10 +50,12 @@ class Explainer:
         kernel: Iterable[KernelEvent] = (),
         gpus: Iterable[GpuSample] = (),
         window: tuple[float, float] | None = None,
+        noticed: Sequence[Trigger] = (),
         with_exits: bool = True,
     ) -> Diagnosis:
         """Judge these engines; with the samples of a window where one is given.
 
+        `noticed`: what has set the incident off.
         `with_exits`: with how their processes ended, or by what they said alone.
         """
         notes: list[SourceStatus] = []
@@ -76,6 +86,7 @@ class Explainer:
             ),
             gpus=tuple(gpu_of(sample) for sample in gpus),
             sources=tuple(notes),
+            noticed=tuple(noticed),
             exits=tuple(exit_ for engine in engines for exit_ in engine.exits if with_exits),
             live=True,
         )

@@ -17,7 +17,15 @@ from oomwatch.cli.options import Options
 from oomwatch.cli.window import Window
 from oomwatch.diagnose.inputs import Inputs, KernelInput, LogInput, Orphan, PageInput
 from oomwatch.errors import NoInputError, OomwatchError, UsageError
-from oomwatch.records import EngineExit, Gpu, LogLine, RecordedEngine, Series, SourceStatus
+from oomwatch.records import (
+    EngineExit,
+    Gpu,
+    LogLine,
+    RecordedEngine,
+    Series,
+    SourceStatus,
+    Trigger,
+)
 
 if TYPE_CHECKING:
     from oomwatch.sources.ended import EndedEngine
@@ -42,6 +50,7 @@ class Gatherer:
         self.host: str | None = None
         self.orphans: list[Orphan] = []
         self.exits: list[EngineExit] = []
+        self.noticed: list[Trigger] = []
         self._notes: list[tuple[str, list[str]]] = []
         self._failures: list[str] = []
         self.read = 0
@@ -98,6 +107,7 @@ class Gatherer:
             sources=tuple(self.sources),
             orphans=tuple(self.orphans),
             exits=tuple(self.exits),
+            noticed=tuple(self.noticed),
             live=self.live,
         )
 

@@ -53,6 +53,7 @@ def gather_incident(gatherer: Gatherer, identity: str) -> None:
         lines = read_case(connection, incident)
         _add_window(gatherer, connection, (begin, end), incident.host, lines, step=0)
     gatherer.host = incident.host
+    gatherer.noticed += incident.triggers
     name = f"incident {incident.id}"
     if lines.engines or lines.lines:
         gatherer.sources.append(SourceStatus(name, "ok", None))

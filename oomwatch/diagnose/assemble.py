@@ -83,6 +83,9 @@ def assemble(inputs: Inputs) -> list[Facts]:
                     exits=tuple(e for e in inputs.exits if e.engine == engine.id)
                     if engine and age == 0
                     else (),
+                    noticed=tuple(t for t in inputs.noticed if t.engine_id == engine.id)
+                    if engine and age == 0
+                    else (),
                     live=inputs.live,
                     ended=gone,
                     tree_pids=tree,

@@ -11,7 +11,14 @@ from oomwatch.diagnose.events import Failure, LogEvent
 from oomwatch.diagnose.inputs import Orphan
 from oomwatch.diagnose.runs import Load, Run
 from oomwatch.diagnose.series import SeriesFacts
-from oomwatch.records import EngineExit, EngineFacts, Evidence, KernelEvent, LogLine
+from oomwatch.records import (
+    EngineExit,
+    EngineFacts,
+    Evidence,
+    KernelEvent,
+    LogLine,
+    Trigger,
+)
 
 _MULTIMODAL: Final = re.compile(
     r"(?i)(?:-vl\b|vl-|vision|llava|internvl|pixtral|omni|minicpm-v|gemma-?3-(?:4|12|27)b|phi-3\.5-v|molmo|idefics|paligemma|qvq|image|ocr|audio|ultravox)"
@@ -61,6 +68,8 @@ class Facts:
     loads: tuple[Load, ...] = ()
     orphans: tuple[Orphan, ...] = ()
     exits: tuple[EngineExit, ...] = ()
+    noticed: tuple[Trigger, ...] = ()
+    """What the agent has noticed of it, such as a forecast."""
     live: bool = False
     """Whether it was found on this host, rather than read from files."""
     ended: bool = False

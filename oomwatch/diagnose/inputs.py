@@ -15,6 +15,7 @@ from oomwatch.records import (
     RecordedEngine,
     Series,
     SourceStatus,
+    Trigger,
 )
 
 
@@ -83,5 +84,7 @@ class Inputs:
     orphans: tuple[Orphan, ...] = ()
     exits: tuple[EngineExit, ...] = ()
     """How engines that are gone ended, by their id."""
+    noticed: tuple[Trigger, ...] = ()
+    """What the agent has noticed; of it what no other input shows as well is judged."""
     live: bool = False
     """Whether the engines were found running, rather than read from files."""

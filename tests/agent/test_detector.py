@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import os
 import threading
 import time
@@ -754,6 +755,12 @@ def test_a_pool_that_fills_is_forecast_and_told_of_as_one(rig):
     one = run.only()
     assert set(kinds(one)) == {"forecast_kv"}
     assert one.opened_at - BEGIN <= 420
+    assert one.diagnosis is not None
+    assert one.diagnosis["verdict"] == "at_risk"
+    (risk,) = one.diagnosis["risks"]
+    assert risk["cause"] == "kv_saturation"
+    assert "full and rising" in risk["summary"]
+    assert "--gpu-memory-utilization" in json.dumps(risk["remedies"])
     run.go(200, lambda: run.page(kv_usage_ratio=0.2))
     assert run.only().state == "closed"
 

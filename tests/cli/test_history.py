@@ -66,6 +66,13 @@ def test_an_incident_is_judged_anew_and_its_export_says_the_same(tmp_path, cause
     assert [e["version"] for e in exported["engines"]] == ["0.11.0"]
 
 
+def test_what_was_only_forecast_is_still_told_by_its_cause(tmp_path):
+    store = a_store(tmp_path, AT, log=started(AT - 3600), kind="forecast_kv")
+    report = diagnosed("--incident", "abc123", "--store", store)
+    assert (report["verdict"], first_cause(report)) == ("at_risk", "kv_saturation")
+    assert report["risks"][0]["summary"].startswith("it failed. ")
+
+
 def everything(root: Path) -> str:
     return "\n".join(
         f"{path.name}\n{path.read_text()}" for path in sorted(root.rglob("*")) if path.is_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from oomwatch.diagnose.inputs import Inputs, LogInput
 from oomwatch.diagnose.judge import diagnose
-from oomwatch.records import EngineSample, RecordedEngine, Series
+from oomwatch.records import EngineSample, RecordedEngine, Series, Trigger
 from oomwatch.sources.logfile import read_log
 
 few = settings(max_examples=20, deadline=None)
@@ -82,7 +83,11 @@ def test_the_rate_of_retractions_counts(tmp_path, every, count, expected):
     assert top(tmp_path, SGLANG + lines) == expected
 
 
-def recorded(rows: list[tuple[float, float, float, float]], version: str = "0.12.0") -> str | None:
+def recorded(
+    rows: list[tuple[float, float, float, float]],
+    version: str = "0.12.0",
+    noticed: tuple[Trigger, ...] = (),
+) -> str | None:
     samples = tuple(
         EngineSample(
             1000.0 + 30 * i, "vllm-0", running=r, waiting=w, kv_usage_ratio=k, preemptions_total=p
@@ -90,7 +95,8 @@ def recorded(rows: list[tuple[float, float, float, float]], version: str = "0.12
         for i, (r, w, k, p) in enumerate(rows)
     )
     engine = RecordedEngine("vllm-0", "vllm", version)
-    return cause(Inputs(generated_at=0.0, series=Series(engines=samples), engines=(engine,)))
+    series = Series(engines=samples)
+    return cause(Inputs(generated_at=0.0, series=series, engines=(engine,), noticed=noticed))
 
 
 @few
@@ -103,6 +109,28 @@ def test_a_pool_with_room_and_no_queue_is_well(kv, running):
 @given(waiting=st.integers(2, 500), running=st.integers(9, 200))
 def test_a_full_pool_with_a_queue_is_saturated(waiting, running):
     assert recorded([(running, waiting, 0.99, 0)] * 10) == "kv_saturation"
+
+
+FORECAST = Trigger("forecast_kv", 1200.0, "vllm-0", text="KV cache 71% full and rising")
+FILLING = [(20.0, 0.0, 0.5 + 0.02 * i, 0.0) for i in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("noticed", "expected"),
+    [
+        ((), None),
+        ((FORECAST,), "kv_saturation"),
+        ((dataclasses.replace(FORECAST, engine_id="vllm-1"),), None),
+        ((dataclasses.replace(FORECAST, kind="forecast_gpu"),), None),
+    ],
+)
+def test_a_pool_that_fills_is_at_risk_once_the_agent_has_seen_where_to(noticed, expected):
+    assert recorded(FILLING, noticed=noticed) == expected
+
+
+def test_what_has_come_is_told_rather_than_what_was_forecast():
+    rows = [(40.0, 0.0, 0.9, 30.0 * i) for i in range(10)]
+    assert recorded(rows, noticed=(FORECAST,)) == "kv_preempt_recompute_storm"
 
 
 def test_a_counter_that_restarts_is_no_storm_backwards():

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from oomwatch.diagnose.facts import Facts, cite
 from oomwatch.diagnose.points import Point, points_of
-from oomwatch.diagnose.rules.findings import COUNTERS, Rule, found
-from oomwatch.records import Finding
+from oomwatch.diagnose.rules.findings import COUNTERS, TREND, Rule, found
+from oomwatch.records import Evidence, Finding
 from oomwatch.units import format_count, format_duration
 
 _FULL: Final = 0.97
@@ -170,13 +170,13 @@ def saturation(facts: Facts) -> Finding | None:
     """The KV cache is full and requests queue for it."""
     points = [p for p in points_of(facts) if p.kv is not None]
     if not points:
-        return None
+        return _filling(facts)
     if facts.live and not facts.ended:  # of a server that runs, what it went through of late
         now = points[-1].at or 0
         points = [p for p in points if p.at is None or p.at > now - _LATE_SECONDS]
     full = [p for p in points if (p.kv or 0) >= _HIGH and (p.waiting or 0) > 0]
     if not full:
-        return _next_does_not_fit(facts, points)
+        return _next_does_not_fit(facts, points) or _filling(facts)
     worst = max(full, key=lambda p: ((p.kv or 0) >= _FULL, p.waiting or 0))
     last = points[-1]
     sliding = _shrinking(points)
@@ -184,7 +184,7 @@ def saturation(facts: Facts) -> Finding | None:
     # without a line, since V1 never logs one and its counter comes late (seen on 0.32).
     at_end = last in full and ((last.kv or 0) >= _FULL or (last.waiting or 0) >= 2)
     if not (at_end or sliding or len(full) >= 3):
-        return None
+        return _filling(facts)
     evidence = [p.evidence for p in ([full[0], worst, last] if at_end else [full[0], worst])]
     unique = list({(e.where, e.text): e for e in evidence}.values())
     return found(
@@ -235,6 +235,31 @@ def _next_does_not_fit(facts: Facts, points: Sequence[Point]) -> Finding | None:
             "kv_usage_ratio": last.kv,
             "running": last.running,
             "waiting": last.waiting,
+            "kv_tokens": facts.engine.kv_tokens,
+            "max_model_len": facts.engine.max_model_len,
+        },
+    )
+
+
+def _filling(facts: Facts) -> Finding | None:
+    """The cache is not full yet, and the agent has seen that it will be."""
+    ahead = next((t for t in reversed(facts.noticed) if t.kind == "forecast_kv"), None)
+    if ahead is None or not ahead.text:
+        return None
+    values = {
+        name: ahead.values.get(name)
+        for name in ("kv_usage_ratio", "eta_seconds", "eta_low_seconds", "eta_high_seconds")
+    }
+    return found(
+        facts,
+        "kv_saturation",
+        0.6,
+        f"{ahead.text}. Then requests are preempted or wait: the pool is small for this load.",
+        [Evidence("metrics", "KV cache use", at=ahead.at, text=ahead.text)],
+        strength=TREND,
+        risk=True,
+        values={
+            **values,
             "kv_tokens": facts.engine.kv_tokens,
             "max_model_len": facts.engine.max_model_len,
         },
