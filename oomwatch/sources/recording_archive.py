@@ -14,8 +14,11 @@ import gzip
 import lzma
 import re
 import shutil
+import signal
+import sys
 import tarfile
 import tempfile
+import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +52,7 @@ def unpack_recording(
     """
     directory = Path(tempfile.mkdtemp(prefix="oomwatch-recording-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    _end_in_order()
     taken = 0
     try:
         with _decompressed(path) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
@@ -111,3 +115,12 @@ def _decompressed(path: Path) -> Iterator[IO[bytes]]:
                 raise EOFError(str(error)) from error
         else:
             yield file
+
+
+def _end_in_order() -> None:
+    """Let SIGTERM end the program as an exit does: by itself it would leave the directory behind."""
+    if (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    ):
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

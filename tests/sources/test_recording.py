@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -319,6 +320,23 @@ def test_unpacked_files_are_removed_at_exit(tmp_path):
     )
     root = Path(done.stdout.strip())
     assert root.name.startswith("oomwatch-recording-")
+    assert not root.exists()
+
+
+def test_unpacked_files_are_removed_when_it_is_told_to_end(tmp_path):
+    path = tmp_path / "incident.tar"
+    path.write_bytes(tar_bytes())
+    code = (
+        "import sys, time; from oomwatch.sources.recording import read_recording\n"
+        "print(read_recording(sys.argv[1]).root, flush=True); time.sleep(60)"
+    )
+    words = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        root = Path(reader.stdout.readline().strip())
+        assert root.is_dir()
+        reader.terminate()
+        assert reader.wait(30) == 128 + signal.SIGTERM
     assert not root.exists()
 
 
