@@ -118,7 +118,7 @@ def _decompressed(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _end_in_order() -> None:
-    """Let SIGTERM end the program as an exit does: by itself it would leave the directory behind."""
+    """Let SIGTERM end the program as an exit does, or the directory would stay behind."""
     if (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
