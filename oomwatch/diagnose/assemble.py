@@ -9,6 +9,7 @@ from oomwatch.diagnose.engines import describe_engine
 from oomwatch.diagnose.events import Failure, LogEvent
 from oomwatch.diagnose.facts import Facts, KernelCitation
 from oomwatch.diagnose.inputs import Inputs, PageInput
+from oomwatch.diagnose.kernel_words import kernel_words
 from oomwatch.diagnose.logs import read_runs
 from oomwatch.diagnose.runs import Run
 from oomwatch.diagnose.series import SeriesFacts, summarise, with_engine
@@ -38,6 +39,7 @@ def assemble(inputs: Inputs) -> list[Facts]:
     recorded = list(inputs.engines)
     all_facts: list[Facts] = []
     kernel = tuple(KernelCitation(event, k.name) for k in inputs.kernel for event in k.events)
+    read_as_kernel = {(citation.source, citation.event.number) for citation in kernel}
     groups: list[tuple[RecordedEngine | None, list[Run]]] = []
     if recorded:
         groups = [(engine, logs.pop(engine.id, [])) for engine in recorded]
@@ -66,15 +68,15 @@ def assemble(inputs: Inputs) -> list[Facts]:
                 described = dataclasses.replace(described, load=one_sample(pages[-1]))
             tree = _tree(engine, run, inputs.series) if age == 0 else frozenset[int]()
             failures, messengers = _split(run)
+            copied = kernel_words(run, read_as_kernel)
             all_facts.append(
                 Facts(
                     engine=described,
                     run=run,
                     failures=failures,
                     messengers=messengers,
-                    kernel=_kernel_of(
-                        newest_first, age, tree, kernel, engine=engine, inputs=inputs
-                    ),
+                    kernel=_kernel_of(newest_first, age, tree, kernel, engine=engine, inputs=inputs)
+                    + copied,
                     series=series if age == 0 else SeriesFacts(),
                     loads=tuple(run.loads) if run else (),
                     orphans=tuple(o for o in inputs.orphans if o.engine_id == engine.id)
@@ -91,7 +93,7 @@ def assemble(inputs: Inputs) -> list[Facts]:
                     tree_pids=tree,
                     gpu_names=tuple(gpu.name for gpu in inputs.gpus if gpu.name),
                     has_log=run is not None and run.lines > 0 and not run.is_empty,
-                    has_kernel=bool(inputs.kernel),
+                    has_kernel=bool(inputs.kernel or copied),
                     kernel_is_live=any(log.live for log in inputs.kernel),
                     is_document=run is not None and run.is_document,
                 )

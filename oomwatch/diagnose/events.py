@@ -15,36 +15,34 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from oomwatch.diagnose.client_text import (
     access_status,
     is_client_text,
     own_words,
-    refuses_request,
-    without_echo,
     without_repeated,
 )
 from oomwatch.diagnose.items import Failure, LogEvent
-from oomwatch.engines.common import OTHER_ENGINES
-from oomwatch.engines.common import PATTERNS as COMMON
-from oomwatch.engines.keepers import PATTERNS as KEEPERS
-from oomwatch.engines.patterns import Pattern, PatternTable
-from oomwatch.engines.pytorch import PATTERNS as PYTORCH
-from oomwatch.engines.pytorch import parse_oom
-from oomwatch.engines.sglang.patterns import PATTERNS as SGLANG
-from oomwatch.engines.vllm.patterns import PATTERNS as VLLM
+from oomwatch.diagnose.tracebacks import (
+    MAX_MESSAGE,
+    TABLE,
+    OpenMessage,
+    OpenTraceback,
+    cut,
+    finish,
+    standalone,
+)
+from oomwatch.engines.patterns import Pattern
 from oomwatch.records import LogLine
 
 __all__ = ["TABLE", "Extractor", "Failure", "LogEvent", "extract"]
 
-TABLE: Final = PatternTable(VLLM, SGLANG, PYTORCH, KEEPERS, COMMON, OTHER_ENGINES)
 
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _FRAME: Final = re.compile(r'^\s*(?:\| )*\s*File "([^"]{1,400})", line \d+(?:, in (\S{1,200}))?')
 _BOX: Final = ("│", "╭", "╰")
 """First characters of the lines of a traceback that `rich` draws, as TGI and notebooks print it."""
-_BOXED_FRAME: Final = re.compile(r"(/[^\s:│]{1,400}\.py):\d{1,6} in\s*<?(\w{1,200})")
 _EXCEPTION: Final = re.compile(
     r"^(?:\| |\+ )*((?:[A-Za-z_][\w]*\.)*[A-Za-z_]\w*)(?:\([^)]{0,60}\))?(?:: |:$|$)(.*)", re.DOTALL
 )
@@ -78,6 +76,9 @@ _ENDS_MESSAGE: Final = (
     "Segmentation fault",
     "Fatal Python error",
     "terminate called",
+    "Out of memory: Kill",
+    "Memory cgroup out of memory: Kill",
+    "NVRM: ",
 )
 """What begins a new line of its own, however bare."""
 _SEVERE: Final = ("ERROR", "CRITICAL", "FATAL")
@@ -87,56 +88,7 @@ _FAILED_STEP: Final = re.compile(
     r"(?:Failed to|Error (?:while|in)|Could not|Cannot) [\w .'-]{1,80}: (?:CUDA|HIP) out of memory\. Tried to allocate "
 )
 """What a program logs, without a level, of an allocation that one of its steps could not get."""
-_RAISE: Final = re.compile(r"\s*raise (\w+)\(")
-_LITERAL: Final = re.compile(r'"([^"\\]*)"')
 _MAX_SOURCE: Final = 600
-_MAX_FRAMES: Final = 60
-_MAX_MESSAGE: Final = 6000
-
-
-@dataclasses.dataclass(slots=True)
-class _Open:
-    """A traceback that is being read."""
-
-    header: LogLine
-    order: int
-    announced: bool
-    seen_at: float | None = None
-    frames: list[str] = dataclasses.field(default_factory=list)
-    paths: list[str] = dataclasses.field(default_factory=list)
-    code: str = ""
-    source: str = ""
-    """All lines of source that the last frame shows."""
-    boxed: list[str] = dataclasses.field(default_factory=list)
-
-    def add(self, path: str, function: str) -> None:
-        """One more frame, further in."""
-        self.source = ""
-        if len(self.frames) < _MAX_FRAMES:
-            self.paths.append(path)
-            self.frames.append(f"{path.rpartition('/')[2]}:{function}")
-
-    def add_boxed(self, text: str) -> None:
-        """One line of a drawn traceback; long paths go on in the next line of the box."""
-        if text.startswith("│") and len(self.boxed) < 400:
-            self.boxed.append(text.rstrip().removesuffix("│").removesuffix(" ")[2:])
-        elif text.startswith("╰"):
-            for path, function in _BOXED_FRAME.findall("".join(self.boxed)):
-                self.add(path, function)
-
-
-@dataclasses.dataclass(slots=True)
-class _Message:
-    """An exception whose message may go on over the next lines."""
-
-    name: str
-    parts: list[str]
-    line: LogLine
-    order: int
-    traceback: _Open
-    details: list[LogLine] = dataclasses.field(default_factory=list)
-    alone: bool = False
-    """Whether it stands without a traceback, so that nothing but its words says how far it goes."""
 
 
 class Extractor:
@@ -145,8 +97,8 @@ class Extractor:
     def __init__(self, orders: Iterator[int] | None = None) -> None:
         """`orders` numbers the lines of all files and containers that are read together."""
         self._orders = itertools.count(1) if orders is None else orders
-        self._open: dict[str, _Open] = {}
-        self._message: dict[str, _Message] = {}
+        self._open: dict[str, OpenTraceback] = {}
+        self._message: dict[str, OpenMessage] = {}
         self._last: dict[str, str] = {}
         self._before: dict[str, LogLine] = {}
         self._times: dict[str, float] = {}
@@ -202,7 +154,7 @@ class Extractor:
                     message.parts.append(text)
                 return
             del self._message[key]
-            yield _finish(message)
+            yield finish(message)
         if is_client_text(line):
             yield from self._request(line)
             own = own_words(line.text)
@@ -226,7 +178,7 @@ class Extractor:
             exception = _EXCEPTION.match(text) if _TRACEBACK not in text else None
             if exception is not None and _is_exception(exception[1], bool(opened.frames)):
                 del self._open[key]
-                self._message[key] = _Message(
+                self._message[key] = OpenMessage(
                     exception[1],
                     [exception[2]],
                     line,
@@ -237,14 +189,14 @@ class Extractor:
             if opened.frames and not _is_new_record(opened.header, line):
                 # The frames ended without an exception line that we know: the traceback was cut.
                 del self._open[key]
-                yield _cut(opened)
+                yield cut(opened)
             elif _TRACEBACK not in text:
                 del self._open[key]
                 if opened.frames:
-                    yield _cut(opened)
+                    yield cut(opened)
         elif (frame_line := _FRAME.match(text)) and (line.prefixed or self._lines <= _CUT_AT_START):
             # The header is missing: the log was cut in the middle of a traceback.
-            opened = self._open[key] = _Open(
+            opened = self._open[key] = OpenTraceback(
                 line, self._order, line.prefixed, self._times.get(line.source)
             )
             opened.add(frame_line[1], frame_line[2] or "?")
@@ -252,8 +204,8 @@ class Extractor:
         if _TRACEBACK in text and not text[:1].isspace():
             previous = self._open.pop(key, None)
             if previous is not None and previous.frames:
-                yield _cut(previous)
-            self._open[key] = _Open(
+                yield cut(previous)
+            self._open[key] = OpenTraceback(
                 line, self._order, self._is_announced(line), self._times.get(line.source)
             )
         alone = self._alone(line)
@@ -262,7 +214,7 @@ class Extractor:
             return
         yield from self._line(line)
 
-    def _alone(self, line: LogLine) -> _Message | None:
+    def _alone(self, line: LogLine) -> OpenMessage | None:
         """The exception of a line whose traceback is missing, where nothing else is said in it."""
         text = line.text
         name = _EXCEPTION.match(text) if line.level is None else None
@@ -270,23 +222,23 @@ class Extractor:
             return None
         if not (_is_deciding(text) or _is_deciding(name[2])) or any(TABLE.match_line(text)):
             return None
-        opened = _Open(line, self._order, line.prefixed, self._times.get(line.source))
-        return _Message(name[1], [name[2]], line, self._order, opened, alone=True)
+        opened = OpenTraceback(line, self._order, line.prefixed, self._times.get(line.source))
+        return OpenMessage(name[1], [name[2]], line, self._order, opened, alone=True)
 
     def close(self) -> Iterator[Failure]:
         """The failures that the end of the input completes."""
         for message in self._message.values():
-            yield _finish(message)
+            yield finish(message)
         for opened in self._open.values():
             if opened.frames:
-                yield _cut(opened)
+                yield cut(opened)
         self._message.clear()
         self._open.clear()
 
     @staticmethod
-    def _continues(message: _Message, line: LogLine) -> bool:
+    def _continues(message: OpenMessage, line: LogLine) -> bool:
         text = line.text
-        if len(message.parts) >= 14 or sum(map(len, message.parts)) > _MAX_MESSAGE:
+        if len(message.parts) >= 14 or sum(map(len, message.parts)) > MAX_MESSAGE:
             return False
         if _TRACEBACK in text or text.startswith(_ENDS_MESSAGE):
             return False
@@ -320,18 +272,18 @@ class Extractor:
             return
         relay = _WORKER_EXCEPTION.match(text)
         if relay is not None:
-            yield _standalone(
+            yield standalone(
                 line, self._order, "WorkerException", relay["text"], f"method:{relay['method']}"
             )
         elif line.level in _SEVERE or _REPR.match(text):
             name = _EXCEPTION.match(text)
             repr_match = _REPR.match(text)
             if repr_match is not None:
-                yield _standalone(line, self._order, repr_match[1], text[repr_match.end() :])
+                yield standalone(line, self._order, repr_match[1], text[repr_match.end() :])
             elif name is not None and _EXCEPTION_NAME.search(name[1]):
-                yield _standalone(line, self._order, name[1], name[2])
+                yield standalone(line, self._order, name[1], name[2])
             elif any(True for _ in TABLE.match_exception(text)):
-                yield _standalone(line, self._order, "", text)
+                yield standalone(line, self._order, "", text)
         elif (
             line.level is None
             and (name := _EXCEPTION.match(text)) is not None
@@ -339,10 +291,10 @@ class Extractor:
             and (_is_deciding(text) or _is_deciding(name[2]))
         ):
             # Its traceback is missing: the log was cut, or only the last lines were copied.
-            yield _standalone(line, self._order, name[1], name[2])
+            yield standalone(line, self._order, name[1], name[2])
         elif line.level is None and _is_bare_refusal(text):
             # Only the sentence was copied, or a program printed it without the exception's name.
-            yield _standalone(line, self._order, "", text)
+            yield standalone(line, self._order, "", text)
         for pattern, fields in TABLE.match_line(text):
             yield LogEvent(pattern, fields, line, self._order)
 
@@ -400,79 +352,3 @@ def _goes_on(line: LogLine) -> bool:
 def _starts_record(line: LogLine) -> bool:
     # SGLang prefixes only the first line of a record, so a prefixed line is a new one.
     return line.at is not None and line.origin is None and line.level is None
-
-
-def _finish(message: _Message) -> Failure:
-    opened = message.traceback
-    failure = _failure(message.name, "\n".join(message.parts), message.line, message.order)
-    if opened.paths and refuses_request(message.name, opened.paths[-1]):
-        failure = dataclasses.replace(failure, matches=(), oom=None, relayed=False)
-    return dataclasses.replace(
-        failure,
-        frames=tuple(opened.frames),
-        paths=tuple(opened.paths),
-        header="" if message.alone else opened.header.text,
-        details=tuple(message.details),
-        announced=opened.announced or message.line.prefixed,
-        seen_at=opened.seen_at,
-    )
-
-
-def _cut(opened: _Open) -> Failure:
-    """A traceback without its last line. Where it stands at a `raise`, the source has the words."""
-    raised = _RAISE.match(opened.source)
-    words = "".join(_LITERAL.findall(opened.source)) if raised else ""
-    matches = tuple(TABLE.match_exception(words)) if words else ()
-    return Failure(
-        raised[1] if raised and matches else "",
-        words if matches else "",
-        tuple(opened.frames),
-        tuple(opened.paths),
-        opened.header,
-        opened.order,
-        matches,
-        header=opened.header.text,
-        code=opened.code,
-        announced=opened.announced,
-        seen_at=opened.seen_at,
-    )
-
-
-def _standalone(
-    line: LogLine, order: int, name: str, text: str, frame: str | None = None
-) -> Failure:
-    failure = _failure(name, text, line, order)
-    return dataclasses.replace(failure, frames=(frame,) if frame else (), announced=line.prefixed)
-
-
-def _fullest(
-    *readings: Iterable[tuple[Pattern, dict[str, Any]]],
-) -> tuple[tuple[Pattern, dict[str, Any]], ...]:
-    """Each pattern that any reading of a message matches, with the most fields one found."""
-    best: dict[str, tuple[Pattern, dict[str, Any]]] = {}
-    for pattern, fields in itertools.chain.from_iterable(readings):
-        known = best.get(pattern.id)
-        if known is None or len(fields) > len(known[1]):
-            best[pattern.id] = (pattern, fields)
-    return tuple(best.values())
-
-
-def _failure(name: str, message: str, line: LogLine, order: int) -> Failure:
-    """The failure of one exception line, with what its message matches, less what it echoes."""
-    text = message[:_MAX_MESSAGE]
-    own = without_echo(name, text)
-    whole = f"{name}: {own}" if name else own
-    matches = tuple(TABLE.match_exception(whole))
-    if "\n" in whole:
-        # A terminal broke the one line of the message at its width, or a person between words.
-        matches = _fullest(
-            matches, *(TABLE.match_exception(whole.replace("\n", g)) for g in ("", " "))
-        )
-    matches += tuple(
-        (pattern, fields)
-        for part in own.split("\n")
-        for pattern, fields in TABLE.match_exception(part)
-        if pattern.regex.startswith("^") and all(pattern is not seen for seen, _ in matches)
-    )
-    relayed = any(pattern.id == "vllm.worker_failed_with" for pattern, _ in matches)
-    return Failure(name, text, (), (), line, order, matches, oom=parse_oom(whole), relayed=relayed)

@@ -66,7 +66,7 @@ def kernel_kill(facts: Facts) -> Finding | None:
         facts,
         cause,
         0.93 if ours else 0.75,
-        f"The kernel killed {comm} (PID {pid}){holding}: {where} was used up{why}.",
+        f"The kernel killed {comm}{f' (PID {pid})' if pid else ''}{holding}: {where} was used up{why}.",
         evidence,
         strength=KERNEL,
         values=values,
@@ -87,6 +87,8 @@ def _victim(facts: Facts, kills: Sequence[KernelCitation]) -> tuple[KernelCitati
         return own[-1], True
     kills = [c for c in kills if not _outlived(facts, c)]
     named = [c for c in kills if _ENGINE_COMM.match(str(c.event.fields.get("comm") or ""))]
+    if not named and facts.served and not _in_trouble(facts):
+        return None, False
     building = [c for c in kills if _COMPILER_COMM.match(str(c.event.fields.get("comm") or ""))]
     if building and facts.has_log and not facts.served and not facts.ready:
         return building[-1], False
@@ -141,9 +143,16 @@ def _ended_badly(facts: Facts) -> bool:
 
 def _stage(facts: Facts) -> str:
     run = facts.run
-    if run is None:
+    if run is None or not _tells_of_start(facts):
         return "serving"
     return "serving" if run.served or run.reached("ready") else run.stage
+
+
+def _tells_of_start(facts: Facts) -> bool:
+    """Whether the log holds lines of an engine, beside what the kernel said below them."""
+    return facts.run is not None and any(
+        event.pattern.kind in ("identity", "stage", "capacity") for event in facts.run.events
+    )
 
 
 def _kill_cause(facts: Facts, victim: KernelCitation) -> tuple[str, str]:
@@ -151,7 +160,7 @@ def _kill_cause(facts: Facts, victim: KernelCitation) -> tuple[str, str]:
     if _COMPILER_COMM.match(comm) or _compiling(facts):
         return "host_oom_jit", " while kernels were being compiled"
     run = facts.run
-    if run is None or run.served or run.reached("ready") or not facts.has_log:
+    if run is None or run.served or run.reached("ready") or not _tells_of_start(facts):
         return "host_oom_kill", ""
     shmem = victim.event.fields.get("shmem_rss_bytes") or 0
     if (

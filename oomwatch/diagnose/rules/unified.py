@@ -48,7 +48,9 @@ def driver_no_memory(facts: Facts) -> Finding | None:
         facts,
         "unified_memory",
         0.85 if facts.unified else 0.65,
-        "The driver could not get memory from the host: on this board GPU and host share one memory, and together they ran out while the engine started.",
+        "The driver could not get memory from the host: "
+        + ("on this board" if facts.unified else "as happens where")
+        + " GPU and host share one memory, and together they ran out while the engine started.",
         evidence,
         strength=KERNEL if lines else STAGE,
         values={
