@@ -12,6 +12,7 @@ Each layer is peeled from the outside in, until none is left::
     INFO 2025-03-12T06:09:16.1Z [resource.labels.containerName: vllm] …    Google's log explorer
     2025-03-12 06:09:16 | ERROR | stderr | INFO 05-09 …                    FastChat
     [2025-03-12T06:09:16Z] (EngineCore pid=7) …                            Buildkite
+    **(EngineCore pid=7) ERROR …**                                         marked in Markdown
 
 Docker's and the CRI's cut lines (16 KiB pieces) are joined again.
 """
@@ -24,7 +25,7 @@ import re
 from typing import Any, Final, Literal
 
 from oomwatch.engines.prefixes import LEVELS
-from oomwatch.sources.logformat_prefix import starts_record
+from oomwatch.sources.logformat_prefix import starts_record, without_emphasis
 from oomwatch.sources.logformat_time import Clock
 
 MAX_TEXT: Final = 65_536  # characters of one line that are kept
@@ -172,6 +173,8 @@ class Unwrapper:
                 text = self._peel_bracket(text, envelope)
             elif start.isalpha():
                 text = self._peel_word(text, envelope)
+            elif start == "*":
+                text = without_emphasis(text)
             if text == before:
                 break
             if envelope.piece is not None:

@@ -13,6 +13,9 @@ from oomwatch.sources.logformat_time import Clock
 
 _STACKED: Final = 4  # Ray around vLLM around torch's rank: three are seen, one to spare
 
+_EMPHASIS: Final = re.compile(r"(\*{1,3})(?=[^\s*])(.*[^\s*])\1\s*$", re.DOTALL)
+"""Markdown's, around a line that a person pasted and marked."""
+
 
 @dataclasses.dataclass(slots=True)
 class Header:
@@ -48,12 +51,21 @@ def starts_record(text: str) -> bool:
     return any(entry.pattern.match(text) for entry in _DATED.get(text[:1], ()))
 
 
+def without_emphasis(text: str) -> str:
+    """The text of a line that is wrapped in asterisks as a whole; any other as it is."""
+    match = _EMPHASIS.match(text)
+    return text if match is None else match[2]
+
+
 def take_prefix(text: str, clock: Clock) -> tuple[str, Header]:
     """The text without its engine prefixes, and what they said.
 
     Leading blanks of the text stay: they tell the frames of a traceback.
     """
     header = Header()
+    if text[:1] == "*":  # Markdown's emphasis, which ends some lines further down
+        marked = text.lstrip("*")
+        text = marked if _match(_PROCESSES, marked) or _match(_RECORDS, marked) else text
     for _ in range(_STACKED):
         match = _match(_PROCESSES, text)
         if match is None:
@@ -74,6 +86,8 @@ def take_prefix(text: str, clock: Clock) -> tuple[str, Header]:
                 break
     if header.rank is None and header.process is not None:
         header.rank = _rank_of(header.process)
+    if header.prefixed and text[:1] == "*":
+        text = without_emphasis(text)
     return text, header
 
 

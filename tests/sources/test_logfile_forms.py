@@ -59,6 +59,7 @@ WHOLE = [
     "ansi_colours.log",
     "osc_sequences.log",
     "crlf.log",
+    "markdown_emphasis.log",
     "utf16.log",
     "utf16_be.log",
     "utf8_mark.log",
@@ -101,6 +102,21 @@ def test_journal_export_binary():
     lines = read("journal_export_binary.export")
     assert [line.text for line in lines] == [TEXTS[0], *TEXTS[2:5], "0123456789", "Killed"]
     assert (lines[-1].process, lines[-1].pid) == ("vllm", 72702)
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("**(EngineCore pid=7) WARNING 03-12 06:09:16 [a.py:1] one", "one"),
+        ("(EngineCore pid=7) WARNING 03-12 06:09:16 [a.py:1] **one**", "one"),
+        ("*** SIGSEGV (@0x0) received by PID 7 ***", "*** SIGSEGV (@0x0) received by PID 7 ***"),
+        ("**options", "**options"),
+        ("*a* and *b* are", "*a* and *b* are"),
+    ],
+)
+def test_only_emphasis_of_a_whole_line_or_record_is_taken_off(tmp_path, written, text):
+    (tmp_path / "server.log").write_text(written + "\n")
+    assert [line.text for line in read_log(str(tmp_path / "server.log"))] == [text]
 
 
 STREAMS = ["docker_json_file.log", "cri.log", "compose_around_cri.log"]
