@@ -88,11 +88,16 @@ def read_metrics(
         at = Path(source).stat().st_mtime
     page = parse_metrics(data, source=shown, at=at)
     if page.engine is None:
-        raise NoDataError(
-            f"{shown}: no vLLM or SGLang figures; vLLM hides them with --disable-log-stats, "
-            "SGLang shows them with --enable-metrics"
-        )
+        raise no_figures(shown)
     return page
+
+
+def no_figures(shown: str) -> NoDataError:
+    """What to raise for a page that is of no engine."""
+    return NoDataError(
+        f"{shown}: no vLLM or SGLang figures; vLLM hides them with --disable-log-stats, "
+        "SGLang shows them with --enable-metrics"
+    )
 
 
 def parse_metrics(

@@ -14,7 +14,7 @@ from typing import Final
 
 from oomwatch.errors import OomwatchError
 from oomwatch.records import EngineSample
-from oomwatch.sources.metrics import MAX_PAGE_BYTES, MetricsPage, PageReader
+from oomwatch.sources.metrics import MAX_PAGE_BYTES, MetricsPage, PageReader, no_figures
 from oomwatch.sources.paced import PacedThread
 from oomwatch.sources.page_connection import PageConnection
 
@@ -126,10 +126,7 @@ class Scraper(PacedThread):
     def _read(self, data: bytes, at: float) -> tuple[EngineSample, ...]:
         page = self._reader.read(data, at=at)
         if page.engine is None:
-            raise OomwatchError(
-                f"{self._connection.shown}: no vLLM or SGLang figures; vLLM hides them with "
-                "--disable-log-stats, SGLang shows them with --enable-metrics"
-            )
+            raise no_figures(self._connection.shown)
         self._page = page
         return page.samples
 
