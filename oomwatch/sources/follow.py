@@ -21,6 +21,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
+from oomwatch.sources.holes import hole_bytes
+
 READ_BYTES: Final = 1 << 20
 MAX_PARTIAL: Final = 1 << 20
 """An unfinished line longer than that is given in parts."""
@@ -268,10 +270,11 @@ class _Source:
 
     @classmethod
     def open(cls, path: Path) -> _Source:
-        """Open a file; compressed ones by the ending of their name."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        stream: BinaryIO = os.fdopen(descriptor, "rb", buffering=0)
-        status = os.fstat(descriptor)
+        """Open a file; compressed ones by the ending of their name. A pipe is not waited for."""
+        stream: BinaryIO = open(  # noqa: SIM115 - a source keeps it
+            path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+        )
+        status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             stream.close()
             raise OSError(f"{path} is not a regular file")
@@ -300,17 +303,15 @@ class _Source:
 
     def _bytes_before(self, offset: int) -> bytes:
         begin = max(0, offset - _TAIL_BYTES)
-        if self._packed:
-            try:
-                self._stream.seek(begin)
-                found = self._stream.read(offset - begin)
-                self._stream.seek(self._offset)
-            except _OPEN_ERRORS:
-                return b""
-            return found
-        with contextlib.suppress(OSError):
-            return os.pread(self._stream.fileno(), offset - begin, begin)
-        return b""
+        try:
+            if not self._packed:
+                return os.pread(self._stream.fileno(), offset - begin, begin)
+            self._stream.seek(begin)
+            found = self._stream.read(offset - begin)
+            self._stream.seek(self._offset)
+        except _OPEN_ERRORS:
+            return b""
+        return found
 
     def holds(self, position: FilePosition) -> bool:
         """Whether this is the file, or a copy of it, that a position was taken in."""
@@ -328,7 +329,7 @@ class _Source:
 
     def seek(self, offset: int) -> None:
         """Begin in the middle; the line there is left out."""
-        if offset > 0:
+        if offset > self._offset:
             self._offset, self._fresh, self._skip_first = offset, False, True
             self._partial, self._tail = b"", b""
 
@@ -353,6 +354,7 @@ class _Source:
                 return self._stream.read(limit)
             except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile):
                 return b""
+        self._offset = self._offset or hole_bytes(self._stream.fileno())
         there = self._size() - self._offset
         if there <= 0:
             return b"" if there == 0 else None

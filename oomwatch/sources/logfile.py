@@ -25,6 +25,7 @@ from typing import BinaryIO, Final
 
 from oomwatch.errors import NoDataError, PermissionDeniedError, SourceError, SourceUnavailable
 from oomwatch.records import LogLine
+from oomwatch.sources.holes import hole_bytes
 from oomwatch.sources.logformat import MAX_TEXT, Envelope, Unwrapper, strip_repeat
 from oomwatch.sources.logformat_archive import Blocks
 from oomwatch.sources.logformat_export import ExportParser, Record, is_export
@@ -296,6 +297,8 @@ def _open(path: str) -> tuple[BinaryIO, int | None, float]:
         stream.close()
         raise NoDataError(f"{path} is a device: name a log file, or a pipe")
     regular = stat.S_ISREG(status.st_mode)
+    if regular and (hole := hole_bytes(stream.fileno())):
+        stream.seek(hole)
     return stream, status.st_size if regular else None, status.st_mtime if regular else time.time()
 
 

@@ -247,6 +247,42 @@ def test_begins_in_the_middle_with_a_whole_line(writer: Writer) -> None:
     assert found[0] > 1
 
 
+def test_the_hole_before_a_writer_that_goes_on_where_it_was_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    with path.open("wb", buffering=0) as writer:  # as a shell's ">" opens it
+        writer.seek(64 << 20)
+        writer.write(b"line 1\n")
+        follower = follow(str(path))
+        assert numbers_behind_zeros(follower) == [1]
+        follower.skip_to(1)  # what lies behind already is not read again
+        os.truncate(path, 0)
+        assert numbers_behind_zeros(follower) == []
+        writer.write(b"line 2\n")
+        assert numbers_behind_zeros(follower) == [2]
+        second = follow(str(path), follower.position)
+        writer.write(b"line 3\n")
+        assert numbers_behind_zeros(second) == [3]
+        assert second.missed is None
+
+
+def numbers_behind_zeros(follower: FileFollower) -> list[int]:
+    """Numbers of the lines of one look, of a file of which a hole would give more than that."""
+    data = b"".join(chunk.data for chunk in follower.read(limit=1 << 20))
+    return [int(line.split()[1]) for line in data.strip(b"\0").splitlines()]
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_file_is_told_each_time_and_not_kept_open(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / "server.log")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(OSError, match=r"regular file|directory"):
+            list(follow(str(tmp_path / "server.log")).read())
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_no_line_is_lost_or_doubled_whatever_happens(writer: Writer, seed: int) -> None:
     """Random writes, rotations and restarts of the reader, looked at in between."""

@@ -120,6 +120,15 @@ def test_bars_may_be_longer_than_any_line(tmp_path):
 
 
 # ------------------------------------------------------------------------------- opening
+def test_the_beginning_of_a_log_is_what_comes_behind_its_hole(tmp_path):
+    path = tmp_path / "server.log"
+    with path.open("wb") as file:
+        file.seek(32 << 20)
+        file.write(BODY * 50)
+    first = next(read_log(str(path)))
+    assert (first.number, first.text) == (1, "line 0")
+
+
 def test_missing_file():
     with pytest.raises(SourceUnavailable, match="no such file"):
         read_log("/nowhere/server.log")
