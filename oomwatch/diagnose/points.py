@@ -20,6 +20,7 @@ class Point:
     kv: float | None = None
     preemptions_total: float | None = None
     generated_total: float | None = None
+    prompt_rate: float | None = None
 
 
 def points_of(facts: Facts) -> list[Point]:
@@ -33,6 +34,7 @@ def points_of(facts: Facts) -> list[Point]:
             waiting=load.waiting,
             swapped=load.swapped,
             kv=load.kv_usage_ratio,
+            prompt_rate=load.prompt_rate,
         )
         for load in facts.loads
     ]

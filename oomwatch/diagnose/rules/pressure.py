@@ -19,6 +19,10 @@ _FULL: Final = 0.97
 _HIGH: Final = 0.9
 _MOST: Final = 0.5
 _FEW: Final = 8
+_STEADY: Final = 4
+"""Points in a row with the same few requests running and others waiting that are no blip."""
+_IDLE: Final = 3
+"""So many are enough where no prompt was read meanwhile: there was time for those that wait."""
 _LATE_SECONDS: Final = 86400.0
 _MANY: Final = 100
 """Preemptions since the start that a line may count without a storm being the reason to paste it."""
@@ -212,10 +216,12 @@ def saturation(facts: Facts) -> Finding | None:
 
 def _next_does_not_fit(facts: Facts, points: Sequence[Point]) -> Finding | None:
     """A long request holds most of the cache, and none of those that wait fits beside it."""
-    tail = points[-4:]
+    idle = all(p.prompt_rate == 0 for p in points[-_IDLE:])
+    least = _IDLE if idle else _STEADY
+    tail = points[-least:]
     seqs = facts.number("--max-num-seqs", "--max-running-requests")
     if (
-        len(tail) < 4
+        len(tail) < least
         or facts.lora
         or any((p.kv or 0) < _MOST or (p.waiting or 0) < 1 for p in tail)
         or any((p.running or 0) < 1 or (p.running or 0) > _FEW for p in tail)
@@ -223,11 +229,13 @@ def _next_does_not_fit(facts: Facts, points: Sequence[Point]) -> Finding | None:
     ):
         return None
     last = tail[-1]
+    unseen = facts.run is not None and facts.run.printed is None and not facts.engine.arguments
+    one = last.running == 1
     return found(
         facts,
         "kv_saturation",
-        0.7,
-        f"{format_count(last.running)} running requests hold {last.kv:.0%} of the KV cache, and none of the {format_count(last.waiting)} that wait fits beside them.",
+        0.6 if unseen else 0.7,
+        f"{format_count(last.running)} running {'request holds' if one else 'requests hold'} {last.kv:.0%} of the KV cache, and none of the {format_count(last.waiting)} that wait fits beside {'it' if one else 'them'}.",
         [tail[0].evidence, last.evidence],
         strength=COUNTERS,
         risk=True,
@@ -238,6 +246,11 @@ def _next_does_not_fit(facts: Facts, points: Sequence[Point]) -> Finding | None:
             "kv_tokens": facts.engine.kv_tokens,
             "max_model_len": facts.engine.max_model_len,
         },
+        unseen=(
+            f"The limit of requests at once: if it is {format_count(last.running)}, they wait for that.",
+        )
+        if unseen
+        else (),
     )
 
 
