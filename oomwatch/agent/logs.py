@@ -18,6 +18,7 @@ from oomwatch.sources.follow import FileFollower, FilePosition
 from oomwatch.sources.follow_program import follow_container, follow_unit
 from oomwatch.sources.log_tail import Follower, LogTail
 from oomwatch.sources.output import LogLocation
+from oomwatch.sources.regular_file import open_regular
 
 _LOG = logging.getLogger(__name__)
 
@@ -128,11 +129,11 @@ class LogFollowers:
         if location.path is not None:
             place = location.path
             try:
-                size = os.stat(place).st_size  # noqa: PTH116 - one call
-                with open(place, "rb"):  # noqa: PTH123 - whether it may be read
-                    pass
+                with open_regular(place) as file:  # whether it may be read
+                    size = file.seek(0, os.SEEK_END)
             except OSError as error:
-                return f"{place}: {error.strerror}", None, 0
+                reason = f"{place}: {error.strerror}" if error.strerror else str(error)
+                return reason, None, 0
             position = FilePosition.from_json(self._positions.get(place, {}))
             return place, FileFollower(place, position), 0 if position else size
         if location.kind == "unit" and location.name:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -32,6 +33,7 @@ from oomwatch.sources.metrics_fetch import read_url
 from oomwatch.sources.output import LogLocation
 from oomwatch.sources.recording_rows import AnySample
 from oomwatch.sources.recording_write import RecordingWriter
+from oomwatch.sources.regular_file import open_regular
 from oomwatch.store.rows import Event
 from oomwatch.store.writer import StoreWriter
 
@@ -261,8 +263,8 @@ class _Copied:
 
 
 def _size_of(path: str) -> int:
-    with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123 - to its end
-        return file.seek(0, 2)
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        return file.seek(0, os.SEEK_END)
     return 0
 
 

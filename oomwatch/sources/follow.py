@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
-from oomwatch.sources.holes import hole_bytes
+from oomwatch.sources.regular_file import hole_bytes, open_regular
 
 READ_BYTES: Final = 1 << 20
 MAX_PARTIAL: Final = 1 << 20
@@ -270,14 +270,9 @@ class _Source:
 
     @classmethod
     def open(cls, path: Path) -> _Source:
-        """Open a file; compressed ones by the ending of their name. A pipe is not waited for."""
-        stream: BinaryIO = open(  # noqa: SIM115 - a source keeps it
-            path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
-        )
+        """Open a file; compressed ones by the ending of their name."""
+        stream = open_regular(path)
         status = os.fstat(stream.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            stream.close()
-            raise OSError(f"{path} is not a regular file")
         if path.suffix == ".gz":
             return cls(gzip.GzipFile(fileobj=stream), status, packed=True)  # type: ignore[arg-type]
         if path.suffix == ".xz":

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 from oomwatch.engines.client_text import is_client_text
@@ -22,6 +22,7 @@ from oomwatch.sources.follow import READ_BYTES, Chunk, FileFollower, FilePositio
 from oomwatch.sources.logfile import read_pieces
 from oomwatch.sources.logformat_lines import Piece
 from oomwatch.sources.logformat_time import Clock
+from oomwatch.sources.regular_file import hole_bytes, open_regular
 from oomwatch.sources.scan import (
     BEHIND_BYTES,
     best_look,
@@ -130,8 +131,8 @@ class LogTail:
 
     def _read_beginning(self, path: str) -> None:
         """Going on in the middle: what the server said at its start is read again, and not told."""
-        with contextlib.suppress(OSError), Path(path).open("rb") as file:
-            data = file.read(HEAD_BYTES)
+        with contextlib.suppress(OSError), open_regular(path) as file:
+            data = os.pread(file.fileno(), HEAD_BYTES, hole_bytes(file.fileno()))
             self._take(1, data[: data.rfind(b"\n") + 1])
             self._starts[-1].head_left = 0
 

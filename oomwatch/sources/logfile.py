@@ -25,13 +25,13 @@ from typing import BinaryIO, Final
 
 from oomwatch.errors import NoDataError, PermissionDeniedError, SourceError, SourceUnavailable
 from oomwatch.records import LogLine
-from oomwatch.sources.holes import hole_bytes
 from oomwatch.sources.logformat import MAX_TEXT, Envelope, Unwrapper, strip_repeat
 from oomwatch.sources.logformat_archive import Blocks
 from oomwatch.sources.logformat_export import ExportParser, Record, is_export
 from oomwatch.sources.logformat_lines import Piece, RawLine, split_lines
 from oomwatch.sources.logformat_prefix import Header, take_prefix
 from oomwatch.sources.logformat_time import Clock
+from oomwatch.sources.regular_file import hole_bytes
 from oomwatch.sources.scan import SMALL, choose_pieces
 
 Progress = Callable[[int, int | None], None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,6 +111,14 @@ def test_a_log_that_cannot_be_read_says_why_and_leaves_the_others_alone(rig):
     two = rig.engine("two", "none.log", "a.log")
     assert rig.followers.attach(two) == []
     assert len(two.tails) == 1
+
+
+def test_a_pipe_or_a_folder_in_place_of_a_log_is_not_waited_for(rig):
+    os.mkfifo(rig.folder / "pipe.log")
+    (rig.folder / "folder.log").mkdir()
+    pipe, folder = rig.followers.attach(rig.engine("one", "pipe.log", "folder.log"))
+    assert pipe.endswith("pipe.log is not a regular file")
+    assert folder.endswith("folder.log: Is a directory")
 
 
 def test_the_next_start_goes_on_in_the_same_log(rig):

@@ -1,0 +1,36 @@
+"""Opens files that another program writes: whatever lies in their place, nothing is waited for."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """The file without a buffer. A named pipe in its place would wait for a writer for ever.
+
+    Raises:
+        OSError: it may not be read, or is no regular file.
+
+    """
+    stream: BinaryIO = open(  # noqa: SIM115 - the caller's
+        path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+    )
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise OSError(f"{path} is not a regular file")
+    return stream
+
+
+def hole_bytes(descriptor: int) -> int:
+    """Bytes at the beginning of a file that nobody wrote; to be read they are zeros.
+
+    A log that is cut begins with them if its writer does not append: it goes on where it was,
+    gigabytes behind the new end.
+    """
+    try:
+        return os.lseek(descriptor, 0, os.SEEK_DATA)
+    except OSError:  # no data yet, no file, or a filesystem that does not know
+        return 0
