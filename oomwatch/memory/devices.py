@@ -34,46 +34,14 @@ class Device:
         return self.total_bytes >= 70 * GIB and "a100" not in self.name
 
 
-_WORDS: Final = re.compile(r"[a-z]+|\d+")
-_NOISE: Final = frozenset(  # words of NVML that do not tell cards apart
-    {
-        "nvidia",
-        "geforce",
-        "tesla",
-        "quadro",
-        "amd",
-        "instinct",
-        "radeon",
-        "graphics",
-        "gpu",
-        "gb",
-        "gib",
-        "hbm",
-        "hbm2",
-        "hbm2e",
-        "hbm3",
-        "hbm3e",
-        "pcie",
-        "sxm",
-        "sxm2",
-        "sxm3",
-        "sxm4",
-        "sxm5",
-        "sxm6",
-        "generation",
-        "workstation",
-        "server",
-        "edition",
-        "blackwell",
-        "max",
-        "q",
-        "the",
-        "ai",
-        "accelerator",
-        "laptop",
-        "superchip",
-    }
+_NOISE: Final = re.compile(  # what the driver's names say beside the card: maker, line, form
+    r"nvidia|geforce|tesla|quadro|amd|instinct|radeon|graphics|gpu|nvgpu|pcie?|sxm\d?|dgxs|oam|vf"
+    r"|hbm\de?|generation|workstation|server|edition|blackwell|max|q|the|ai|accelerator|superchip"
+    r"|developer|kit"
 )
+_SIZE: Final = re.compile(r"(\d+) ?gi?b")
+_NEAR_SIZE: Final = 0.1
+"""How far CUDA's total may lie below the size that a card is sold with (A16, 9 %)."""
 
 
 def find_device(name: str) -> Device:
@@ -89,8 +57,8 @@ def find_device(name: str) -> Device:
         names = [card.short for card in CARDS]
         near = difflib.get_close_matches(text, names, 4, 0.4) or ["h100-80gb", "l40s", "rtx-4090"]
         raise UsageError(
-            f"unknown GPU {name[:60]!r}; write a name such as {', '.join(near)}, "
-            "or give its memory with --gpu-total-gib (all names: plan --list-gpus)"
+            f"unknown GPU {name[:60]!r}; did you mean {', '.join(near)}? Else give its memory with "
+            "--gpu-total-gib (all names: plan --list-gpus)"
         )
     if mig is None:
         return base
@@ -111,29 +79,40 @@ def known_names() -> list[str]:
 
 
 def _closest(text: str) -> Device | None:
-    """An exact short name, else the card whose words all occur; memory sizes decide ties."""
-    squeezed = re.sub(r"[\s_]+", "-", text.strip(" -"))
+    """The card that a name stands for, word for word; a memory size decides between variants.
+
+    What is left of a name has to be words that tell no cards apart: a longer number or one more
+    word is another card (RTX A1000, A100X), never the one whose name it begins with.
+    """
+    joined = "".join(_kept(text))
     for card in CARDS:
-        if squeezed == card.short:
+        if any(joined == "".join(_kept(key)) for key in (card.short, *card.aliases)):
             return _device(card.short)
-    words = _WORDS.findall(text)
-    joined = "".join(w for w in words if w not in _NOISE)
-    best: tuple[int, str] | None = None
-    for card in CARDS:
-        for key in (card.short, *card.aliases):
-            parts = [w for w in _WORDS.findall(key) if w not in _NOISE]
-            model = "".join(parts)
-            size = re.search(r"(\d+)gb$", key)
-            bare = model[: -len(size[1])] if size and model.endswith(size[1]) else model
-            if joined == model or (size and size[1] in words and joined.startswith(bare)):
-                score = 100 + len(model)
-            elif joined == bare or (bare and joined.startswith(bare)):
-                score = len(bare)
-            else:
-                continue
-            if best is None or score > best[0]:
-                best = (score, card.short)
-    return _device(best[1]) if best else None
+    words, size = _words(text)
+    fitting = [
+        card
+        for card in CARDS
+        if any(words == _words(key)[0] for key in (card.short, *card.aliases))
+        and (size is None or _is_size(size, card.total_gib))
+    ]
+    return _device(fitting[0].short) if fitting else None
+
+
+def _words(name: str) -> tuple[list[str], int | None]:
+    """A name as letters and numbers that tell cards apart, and the memory size it states."""
+    size = _SIZE.search(name)
+    if size is not None:
+        name = name.replace(size[0], " ")
+    return re.findall(r"[a-z]+|\d+", " ".join(_kept(name))), int(size[1]) if size else None
+
+
+def _kept(name: str) -> list[str]:
+    return [word for word in re.findall(r"[a-z0-9]+", name) if not _NOISE.fullmatch(word)]
+
+
+def _is_size(stated: int, total_gib: float) -> bool:
+    """Whether a card of this total may be sold with a size, in GB or GiB."""
+    return abs(stated - total_gib) <= _NEAR_SIZE * stated
 
 
 def _device(short: str) -> Device:

@@ -27,6 +27,13 @@ from oomwatch.units import GIB
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
         ("NVIDIA GB200", "gb200"),
         ("AMD Instinct MI300X", "mi300x"),
+        ("AMD Radeon 8060S Graphics", "strix-halo"),
+        ("NVIDIA Jetson AGX Orin Developer Kit", "jetson-orin-64gb"),
+        ("NVIDIA GH200 480GB", "gh200-96gb"),
+        ("NVIDIA H200 NVL", "h200-141gb"),
+        ("rtx_4090", "rtx-4090"),
+        ("L40S 48GB", "l40s"),
+        ("a100", "a100-40gb"),
     ],
 )
 def test_names_of_the_driver_and_of_people_find_the_card(name, short):
@@ -53,6 +60,27 @@ def test_a_mig_slice_is_a_share_of_its_card():
 )
 def test_an_unknown_card_is_said_so(name):
     with pytest.raises(UsageError, match="--gpu-total-gib"):
+        find_device(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("h1000", "h100-80gb"),  # a digit too many
+        ("a1000", "a100-80gb"),
+        ("l400", "l40"),
+        ("NVIDIA RTX A1000", "rtx-a5000"),  # a smaller card, not the A100 its name begins with
+        ("A100X", "a100-80gb"),  # a word more
+        ("4090 Ti", "rtx-4090"),
+        ("GRID A100-40C", "a100-40gb"),  # a slice of the card
+        ("A100 60GB", "a100-80gb"),  # a size that the card is not sold with
+        ("h100-94gb", "h100-nvl-94gb"),
+        ("rtx 4090 48gb", "rtx-4090"),
+        ("h10", "a10"),  # a digit short
+    ],
+)
+def test_a_mistyped_card_is_asked_about_and_never_taken_for_another(name, meant):
+    with pytest.raises(UsageError, match=f"did you mean .*{meant}"):
         find_device(name)
 
 
