@@ -105,6 +105,11 @@ class Extractor:
         self._order = 0
         self._lines = 0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether an exception is being read that no other line has ended yet."""
+        return bool(self._open or self._message)
+
     def _is_announced(self, header: LogLine) -> bool:
         """Whether a program introduces the traceback that begins here."""
         if header.prefixed or not header.text.startswith(_TRACEBACK):

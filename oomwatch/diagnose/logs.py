@@ -15,10 +15,12 @@ from typing import Final
 from oomwatch.diagnose.events import Failure, LogEvent
 from oomwatch.diagnose.inputs import Inputs, LogInput
 from oomwatch.diagnose.runs import STAGES, Run, RunBuilder
+from oomwatch.diagnose.starts import BANNERS
 
-_BANNERS: Final = ("vllm.api_banner", "vllm.logo_version", "sglang.server_args")
 _EXITED: Final = re.compile(r"([\w.-]{1,128}) exited with code -?\d+")
 _MAX_CONTAINERS: Final = 64
+_SAME_MOMENT: Final = 2.0
+"""Seconds between the copies of a line that two outputs of one start carry."""
 
 
 def read_runs(inputs: Inputs) -> dict[str | None, list[Run]]:
@@ -86,22 +88,34 @@ def _merge_logs(logs: list[list[Run]]) -> list[Run]:
         return logs[0]
     merged: list[Run] = []
     for runs in logs:
+        others = list(merged)  # starts of one log are no outputs of one start
         for run in runs:
-            partner = next((m for m in reversed(merged) if _side_by_side(m, run)), None)
+            partner = next((m for m in reversed(others) if _side_by_side(m, run)), None)
             if partner is None:
                 merged.append(run)
             else:
+                others = [other for other in others if other is not partner]
                 _merge(partner, run)
     return sorted(merged, key=lambda run: (run.first.at or 0.0) if run.first else 0.0)
 
 
 def _side_by_side(a: Run, b: Run) -> bool:
     """Whether two runs are two outputs of one start: shared processes, or one that names no engine."""
-    if a.container != b.container and a.find(*_BANNERS) and b.find(*_BANNERS):
-        return False  # every container has a process 1
-    if a.pids & b.pids:
+    first, second = a.find(*BANNERS), b.find(*BANNERS)
+    if first is None or second is None:
         return True
-    return a.find(*_BANNERS) is None or b.find(*_BANNERS) is None
+    if a.container != b.container or _apart(first, second):
+        return False  # every container has a process 1
+    return bool(a.pids & b.pids)
+
+
+def _apart(a: LogEvent, b: LogEvent) -> bool:
+    """Whether two banners of processes of one name are of two starts, by their times."""
+    return (
+        a.line.process == b.line.process
+        and None not in (a.seen_at, b.seen_at)
+        and abs((a.seen_at or 0.0) - (b.seen_at or 0.0)) > _SAME_MOMENT
+    )
 
 
 def _merge(into: Run, other: Run) -> None:

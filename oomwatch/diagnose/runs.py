@@ -1,7 +1,6 @@
 """From events to runs: one start of one engine, with what it said about itself and how it went.
 
-A log may hold several starts, of several processes each. A start begins with a banner (or the
-engine's own banner where there is no server) after the run before has got somewhere or has failed.
+A log may hold several starts, of several processes each; `starts` says where one begins.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any, Final
 from oomwatch.diagnose.events import Extractor, Failure, LogEvent
 from oomwatch.diagnose.form import Form
 from oomwatch.diagnose.loads import Load, read_load
+from oomwatch.diagnose.starts import BANNERS, begins_start
 from oomwatch.engines.common import PATTERNS as COMMON
 from oomwatch.records import LogLine
 
@@ -69,9 +69,6 @@ _STAGE_OF: Final[Mapping[str, str]] = {
     "ollama.served": "serving",
     "llama.served": "serving",
 }
-_BANNERS: Final = frozenset(
-    {"vllm.api_banner", "vllm.logo_version", "vllm.plain_banner", "sglang.server_args", "tgi.args"}
-)
 _ENGINE_OF: Final = (
     ("vllm.", "vllm"),
     ("sglang.", "sglang"),
@@ -208,7 +205,6 @@ class RunBuilder:
     def __init__(self, orders: Iterator[int] | None = None) -> None:
         self.runs: list[Run] = [Run()]
         self._extractor = Extractor(orders)
-        self._banner_pid: tuple[str | None, int | None] | None = None
         self._form = Form()
 
     def feed(self, line: LogLine) -> None:
@@ -251,48 +247,11 @@ class RunBuilder:
                 return
             # SIGTERM and Ctrl-C while Python runs: a request to stop.
             item = LogEvent(SHUTDOWN, {}, item.line, item.order, item.seen_at)
-        if self._starts_run(item):
+        if begins_start(self.runs[-1], item, failing=self._extractor.is_open):
             # What the start before left open is its own.
             self.runs[-1].failures += self._extractor.close()
             self.runs.append(Run())
         _absorb(self.runs[-1], item)
-
-    def _starts_run(self, event: LogEvent) -> bool:
-        run = self.runs[-1]
-        identity = event.pattern.id
-        if identity in _BANNERS:
-            who = (event.line.process, event.line.pid)
-            repeated = who == self._banner_pid or (
-                # Several API servers of one start each print the banner, close together.
-                who[0] is not None
-                and self._banner_pid is not None
-                and self._banner_pid[0] is not None
-                and who[0] != self._banner_pid[0]
-                and not run.failures
-                and run.ended is None
-            )
-            first_line = identity != "vllm.logo_version" or who != self._banner_pid
-            self._banner_pid = who
-            if run.is_empty or (run.engine is None and not run.failures):
-                return False
-            if who[1] is not None and repeated:
-                return False
-            return first_line and (
-                run.reached("load")
-                or bool(run.failures)
-                or run.ended is not None
-                or _has_banner(run)
-            )
-        if identity == "vllm.engine_banner":
-            before = run.find("vllm.engine_banner")
-            return (
-                before is not None
-                and before.line.process == event.line.process
-                and before.line.rank == event.line.rank
-                and (before.line.pid != event.line.pid or event.line.pid is None)
-                and (run.reached("load") or bool(run.failures))
-            )
-        return False
 
 
 def build_runs(lines: Iterable[LogLine]) -> list[Run]:
@@ -317,7 +276,7 @@ def _engine_by_failures(run: Run) -> str | None:
 
 
 def _has_banner(run: Run) -> bool:
-    return any(event.pattern.id in _BANNERS for event in run.events)
+    return any(event.pattern.id in BANNERS for event in run.events)
 
 
 def _absorb(run: Run, event: LogEvent) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 
 import pytest
-from logtext import OOM, READY, SERVED, START, inputs_of, raised
+from logtext import OOM, READY, SERVED, START, inputs_of, lines_of, raised
 
 from oomwatch.diagnose.judge import diagnose
 from oomwatch.records import Diagnosis
@@ -82,6 +82,13 @@ def test_a_restart_loop_is_one_incident_with_a_count() -> None:
     once = START + raised(NO_BLOCKS, "kv_cache_utils.py:check_enough_kv_cache_memory")
     (incident,) = judged("".join(again(once, hour) for hour in (9, 10, 11, 12))).incidents
     assert (incident.finding.cause, incident.count) == ("kv_no_blocks", 4)
+
+
+def test_a_loop_of_a_container_counts_starts_of_equal_pids_and_shows_the_last() -> None:
+    start = START.replace("54.81 GiB", "-2.50 GiB") + raised(NO_BLOCKS, at="09:15:11")
+    (incident,) = judged("".join(start.replace(" 09:", f" {hour}:") for hour in (10, 11, 12)))
+    last = next(line.at for line in lines_of("INFO 11-20 12:15:11 [core.py:708] x\n"))
+    assert (incident.count, incident.finding.at) == (3, last)
 
 
 def test_different_causes_of_restarts_come_newest_first() -> None:

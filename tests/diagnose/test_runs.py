@@ -46,6 +46,54 @@ def test_several_api_servers_of_one_start_are_one_run() -> None:
     assert len(runs_of(servers + START.split("\n", 1)[1])) == 1
 
 
+FAILED = raised("ValueError: x", "a.py:f")
+LATER = START.replace(" 09:", " 10:")
+
+
+@pytest.mark.parametrize(
+    "first",
+    [START, START + FAILED, START + READY + SERVED, START.split("\n", 1)[0] + "\n" + FAILED],
+)
+def test_a_banner_of_the_same_process_begins_a_new_run(first: str) -> None:
+    runs = runs_of(first + LATER)
+    assert len(runs) == 2
+    assert "kv_bytes" in runs[1].numbers
+    assert runs[1].failures == []
+
+
+def test_a_start_of_an_engine_without_a_server_is_told_by_its_own_banner() -> None:
+    alone, later = (text.split("\n", 1)[1] for text in (START, LATER))
+    assert len(runs_of(alone + FAILED + later)) == 2
+
+
+@pytest.mark.parametrize("again", [1, 2])
+def test_a_line_that_is_written_twice_begins_nothing(again: int) -> None:
+    lines = START.splitlines(keepends=True)
+    assert len(runs_of("".join(line * 2 for line in lines[:again]) + "".join(lines[again:]))) == 1
+
+
+def test_servers_that_say_their_arguments_once_the_core_loads_are_of_one_start() -> None:
+    said = "INFO 11-20 09:15:20 [utils.py:233] non-default args: {'model': '/models/m'}\n"
+    servers = "".join(f"(ApiServer_{i} pid={10 + i}) {said}" for i in range(3))
+    assert len(runs_of(START + servers + READY)) == 1
+
+
+def test_cores_of_one_data_parallel_start_are_one_run() -> None:
+    banner, core = START.splitlines(keepends=True)[:2]
+    second = core.replace("DP0 pid=171", "DP1 pid=172").replace("09:14:18", "09:14:26")
+    assert len(runs_of(banner + core + "".join(START.splitlines(True)[2:4]) + second)) == 1
+
+
+def test_starts_of_one_process_number_in_two_files_are_two_runs() -> None:
+    inputs = inputs_of(START + FAILED, LATER + READY)
+    assert [len(run.failures) for run in read_runs(inputs)[None]] == [1, 0]
+
+
+def test_both_outputs_of_one_start_are_one_run() -> None:
+    inputs = inputs_of(START + READY, START.splitlines(keepends=True)[0] + FAILED)
+    assert [len(run.failures) for run in read_runs(inputs)[None]] == [1]
+
+
 def test_figures_of_ranks_are_kept_apart() -> None:
     lines = "".join(
         f"(Worker_TP{rank} pid={30 + rank}) INFO 11-20 09:15:10 [gpu_worker.py:298] Available KV cache memory: {gib} GiB\n"
