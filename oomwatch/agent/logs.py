@@ -132,8 +132,7 @@ class LogFollowers:
                 with open_regular(place) as file:  # whether it may be read
                     size = file.seek(0, os.SEEK_END)
             except OSError as error:
-                reason = f"{place}: {error.strerror}" if error.strerror else str(error)
-                return reason, None, 0
+                return f"{place}: {error.strerror}", None, 0
             position = FilePosition.from_json(self._positions.get(place, {}))
             return place, FileFollower(place, position), 0 if position else size
         if location.kind == "unit" and location.name:
@@ -185,7 +184,7 @@ class LogFollowers:
             lines.extend(one.tail.poll())  # what came before an error stays
             trouble = one.tail.follower.missed
         except Exception as error:  # noqa: BLE001 - one broken log must not stop the others
-            trouble = str(error)
+            trouble = getattr(error, "strerror", None) or str(error)
         if trouble != one.trouble:
             one.trouble = trouble
             if trouble:

@@ -222,10 +222,7 @@ class FileFollower:
         if current.is_at(there):
             return False
         self._idle_looks += 1
-        if self._idle_looks < _LINGER_LOOKS:
-            return False
-        self._idle_looks = 0
-        return self._go_on_after(current)
+        return self._idle_looks >= _LINGER_LOOKS and self._go_on_after(current)
 
     def _go_on_after(self, old: _Source) -> bool:
         """Open the files that followed a renamed one, oldest first."""
@@ -248,6 +245,7 @@ class FileFollower:
             return False
         self._queue.extend([*reversed(later), newest])
         self._unended = old.take_partial()
+        self._idle_looks = 0
         old.close()
         self._current = self._queue.popleft()
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -20,7 +21,7 @@ def open_regular(path: str | Path) -> BinaryIO:
     )
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         stream.close()
-        raise OSError(f"{path} is not a regular file")
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
     return stream
 
 

@@ -117,8 +117,26 @@ def test_a_pipe_or_a_folder_in_place_of_a_log_is_not_waited_for(rig):
     os.mkfifo(rig.folder / "pipe.log")
     (rig.folder / "folder.log").mkdir()
     pipe, folder = rig.followers.attach(rig.engine("one", "pipe.log", "folder.log"))
-    assert pipe.endswith("pipe.log is not a regular file")
+    assert pipe.endswith("pipe.log: Not a regular file")
     assert folder.endswith("folder.log: Is a directory")
+
+
+def test_what_lies_in_place_of_a_log_is_told_once(rig, caplog):
+    rig.write("a.log", "INFO hello\n")
+    rig.followers.attach(rig.engine("one", "a.log"))
+    rig.followers.look()
+    (rig.folder / "a.log").rename(rig.folder / "a.log.1")
+    os.mkfifo(rig.folder / "a.log")
+    for _ in range(9):
+        rig.followers.look()
+    assert [record.message for record in caplog.records] == [
+        f"{rig.folder}/a.log: Not a regular file"
+    ]
+    (rig.folder / "a.log").unlink()
+    rig.write("a.log", FAILED)
+    for _ in range(2):
+        rig.followers.look()
+    assert rig.told == ["one"]
 
 
 def test_the_next_start_goes_on_in_the_same_log(rig):
