@@ -33,6 +33,13 @@ _FORKS: Final = (
     (re.compile(r"(?i)ascend|\bnpu\b|torch_npu"), "vllm-ascend"),
     (re.compile(r"sgl_jax"), "sgl-jax"),
 )
+_CONFIGURED: Final = {
+    "enforce_eager": "--enforce-eager",
+    "kv_cache_dtype": "--kv-cache-dtype",
+    "pipeline_parallel_size": "--pipeline-parallel-size",
+    "tensor_parallel_size": "--tensor-parallel-size",
+}
+"""Settings that vLLM's engine banner names, where the server's arguments are not printed."""
 _REJECTED: Final = re.compile(r"invalid (?:choice|\w+ value):? '?([^'(]{1,120})'?")
 
 
@@ -72,6 +79,7 @@ def describe_engine(
     )
     length = length or (page.max_model_len if page else None) or numbers.get("context_tokens")
     known = {**printed, **arguments, **({k: v for k, v in given.items() if run is not None})}
+    known.update(_configured(run, known))
     if "batched_tokens" in numbers:
         known.setdefault("--max-num-batched-tokens", numbers["batched_tokens"])
     if "utilization_ratio" in numbers:
@@ -92,8 +100,10 @@ def describe_engine(
     fixed = run.find_last("vllm.kv_fixed") if run else None
     if fixed is not None and "kv_bytes" in fixed.fields:
         in_force.setdefault("--kv-cache-memory-bytes", fixed.fields["kv_bytes"])
-    if engine == "sglang" and "running_count" in numbers:
-        in_force.setdefault("--max-running-requests", numbers["running_count"])
+    measured = _measured(engine, numbers)
+    for flag, value in measured.items():
+        if in_force.get(flag) is None:
+            in_force[flag] = value
     block = _integer(in_force.get("--block-size")) or _BLOCK
     blocks = numbers.get("override_block_count", numbers.get("block_count"))
     tokens = _kv_tokens(run, page, blocks, block, engine)
@@ -155,7 +165,28 @@ def describe_engine(
         else None,
         model_config=inputs.model_config,
         gpu_name=gpu_name,
+        arguments_seen=bool(parsed) or (run is not None and run.printed is not None),
+        values_seen=frozenset(
+            [*measured, *(flag for flag, value in known.items() if value is not None)]
+        ),
     )
+
+
+def _configured(run: Run | None, known: Mapping[str, Any]) -> dict[str, str]:
+    config = run.config if run is not None else {}
+    return {
+        flag: config[field]
+        for field, flag in _CONFIGURED.items()
+        if field in config and known.get(flag) is None
+    }
+
+
+def _measured(engine: str | None, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that SGLang prints when its pools stand, whatever was given."""
+    if engine != "sglang":
+        return {}
+    named = {"--max-running-requests": "running_count", "--chunked-prefill-size": "chunk_tokens"}
+    return {flag: numbers[name] for flag, name in named.items() if name in numbers}
 
 
 def _is_damaged(value: object) -> bool:

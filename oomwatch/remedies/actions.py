@@ -65,3 +65,8 @@ def unless_orphan(step: Move) -> Move:
 def on_engine(engine: str, step: Move) -> Move:
     """A step for one engine only."""
     return lambda context: step(context) if context.name == engine else None
+
+
+def unless_engine(engine: str, step: Move) -> Move:
+    """A step for every engine but one."""
+    return lambda context: None if context.name == engine else step(context)

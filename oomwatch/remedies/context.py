@@ -75,7 +75,8 @@ ASSUMED: Final[Mapping[str, float]] = {
     "--pp-size": 1,
 }
 """The smallest default of any card, for settings whose value in force cannot be known: a number
-below it is lower whatever the card is."""
+below it is lower whatever the card is. SGLang's limit of requests is the exception: with a hybrid
+model or attention data parallelism it may follow from the other settings as a handful."""
 
 _LABELS: Final = {
     "vllm": "vLLM",
@@ -104,6 +105,8 @@ class Draft:
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     action: str | None = None
     direction: Direction | None = None
+    reason: str = ""
+    """What of `why` holds whatever the value in force is."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -175,6 +178,19 @@ class Context:
         known = self.now(flag)
         return known if known is not None else ASSUMED.get(flag or "")
 
+    def knows(self, flag: str) -> bool:
+        """Whether the value in force was seen, or follows from arguments that were."""
+        if self.engine.arguments_seen or flag in self.engine.values_seen:
+            return self.now(flag) is not None
+        if flag == self.flag("share") and not self.finding.cause.startswith("gpu_busy"):
+            return False  # only the check of free memory prints it
+        told: Mapping[str | None, float | None] = {
+            self.flag("sequences"): self.number("seqs"),
+            self.flag("share"): self.number("utilization"),
+            self.flag("length"): self.max_model_len,
+        }
+        return told.get(flag) is not None
+
     def given(self, flag: str) -> Any:
         """A flag's value as the user gave it; None when not given."""
         return self.engine.arguments.get(flag)
@@ -216,6 +232,14 @@ class Context:
         """How much more the failed allocation wanted than was free."""
         tried, free = self.number("tried_bytes"), self.number("free_bytes")
         return None if tried is None else max(tried - (free or 0), 0)
+
+    @property
+    def least_static_share(self) -> float | None:
+        """SGLang's smallest share that holds the weights: it is taken of what was free before."""
+        free, weights = self.engine.free_at_start_bytes, self.engine.weights_bytes
+        if self.name != "sglang" or not free or not weights:
+            return None
+        return weights / free
 
     @property
     def pinned_kv(self) -> str | None:

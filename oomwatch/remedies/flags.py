@@ -10,6 +10,7 @@ from oomwatch.records import Direction, Remedy
 from oomwatch.remedies.context import Context, Draft
 from oomwatch.remedies.effects import effect_of, would_not_start
 from oomwatch.remedies.sufficiency import sufficiency
+from oomwatch.remedies.unknowns import without_guesses
 
 MOST: Final = 7
 """Remedies of one finding: more than this nobody reads."""
@@ -17,6 +18,7 @@ MOST: Final = 7
 
 def finish(draft: Draft, context: Context, direction: Direction) -> Remedy | None:
     """The remedy of a draft, or None where the version has no such flag or nothing would change."""
+    draft = without_guesses(draft, context)
     written: dict[str, Any] = {}
     for flag, value in draft.set.items():
         spelled = flags.spell(context.name or "", _spelling_version(context), flag, value)

@@ -52,6 +52,7 @@ def smaller_batch(context: Context) -> Draft | None:
         + _shrunk(context, old, new),
         cost="Long prompts take more steps: slower first token.",
         set={**extra, flag: new},
+        reason="Activations grow with the tokens of a step.",
     )
 
 
@@ -203,6 +204,7 @@ def _sequences(context: Context, flag: str, new: int, reason: str) -> Draft | No
         why=f"{reason[0].upper()}{reason[1:]}.",
         cost="Requests above the limit wait in the queue.",
         set={flag: new},
+        reason="Every request that runs takes a place and memory of its own.",
     )
 
 

@@ -14,7 +14,7 @@ from oomwatch.remedies.context import (
 from oomwatch.remedies.forecast import known_formats
 from oomwatch.units import GIB, MIB, format_bytes
 
-_CEILING: Final = 0.95  # above it, runtime contexts and graphs have no room on any card
+HIGHEST_SHARE: Final = 0.95  # above it, runtime contexts and graphs have no room on any card
 _SGLANG_SLACK: Final = 6 * GIB  # SGLang's own advice: 5 to 8 GB left at the ready line is good
 
 
@@ -44,6 +44,7 @@ def lower_share(context: Context) -> Draft | None:
         f"{new:.2f} leaves {(old - new) * 100:.0f}% of the card more{freed}.",
         cost="A smaller KV cache: fewer tokens and requests at a time.",
         set={flag: f"{new:.2f}"},
+        reason="What is allocated outside the KV cache finds too little room beside it.",
     )
 
 
@@ -103,22 +104,24 @@ def raise_share(context: Context) -> Draft | None:
     new = None if old is None else _raised(context, old)
     if old is None or new is None or new <= old + 0.004:
         return None
-    total = context.total_bytes
+    total, known = context.total_bytes, context.knows(flag)
     gained = f", about {format_bytes((new - old) * total)} a GPU" if total else ""
+    gets = "The KV cache gets what the share"
     return Draft(
         id="raise-memory-share",
         title=f"Raise {flag} to {new:.2f}",
-        why=f"The KV cache gets what the share of {old:g} leaves unused{gained}.",
+        why=f"{gets} of {old:g} leaves unused{gained}." if known else f"{gets} leaves unused.",
         cost="Less room for peaks outside the KV cache; check that nothing else needs the card.",
         set={flag: f"{new:.2f}"},
         direction="more_kv",
+        reason=f"{gets} leaves unused.",
     )
 
 
 def _raised(context: Context, old: float) -> float | None:
     """The next share: the engine's own figure, else what the gap needs, within what is free."""
     engine, total = context.engine, context.total_bytes
-    ceiling = _CEILING
+    ceiling = HIGHEST_SHARE
     if context.name == "sglang":
         suggested = context.number("suggested_fraction")
         if suggested is not None:
@@ -128,16 +131,30 @@ def _raised(context: Context, old: float) -> float | None:
             if spare <= 0 or not total:
                 return None
             ceiling = min(ceiling, floor_hundredth(old + spare / total))
+        if context.finding.cause == "kv_no_blocks":
+            return _over_weights(context, old)
     elif engine.free_at_start_bytes and total and context.at_least("0.9.1"):
         ceiling = min(ceiling, floor_hundredth(engine.free_at_start_bytes / total))
     needed, available = context.number("needed_kv_bytes"), context.number("available_kv_bytes")
     if needed is None and context.forecast and context.name == "vllm":
         needed, available = context.forecast.needed_bytes, context.forecast.pool_bytes
         total = total or context.forecast.total_bytes
+    if context.finding.cause == "kv_no_blocks" and not context.knows(context.flag("share") or ""):
+        return ceiling  # whatever it is now, it is too low
     wanted = old + 0.03 if old >= 0.85 else max(0.9, old + 0.05)
     if needed is not None and available is not None and total and needed > available:
         wanted = max(wanted, ceil_hundredth(old + (needed - available) / total) + 0.01)
     return min(floor_hundredth(wanted), ceiling)
+
+
+def _over_weights(context: Context, old: float) -> float | None:
+    """A static share of SGLang that leaves something beside the weights, or None if none does."""
+    least = ceil_hundredth(context.least_static_share or 0) + 0.02
+    if least > HIGHEST_SHARE:
+        return None
+    if not context.knows("--mem-fraction-static"):
+        return HIGHEST_SHARE  # whatever it is now, it is too low
+    return max(least, min(old + 0.03, HIGHEST_SHARE))
 
 
 def fit_share_to_free(context: Context) -> Draft | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from oomwatch.remedies.context import Context, Draft, power_of_two_below
+from oomwatch.units import format_count
 
 
 def more_conservative(context: Context) -> Draft | None:
@@ -19,6 +20,24 @@ def more_conservative(context: Context) -> Draft | None:
         "fills.",
         cost="Fewer requests run while the pool is not full.",
         set={flag: new},
+    )
+
+
+def fewer_slots_taken(context: Context) -> Draft | None:
+    """Fewer requests than the request table has rows for, as its own message asks for."""
+    flag = "--max-running-requests"
+    old = context.now_or_assumed(flag)
+    if context.name != "sglang" or not old or old < 2:
+        return None
+    new = power_of_two_below(old / 2)
+    return Draft(
+        id="fewer-sequences",
+        title=f"Run at most {new} requests at once",
+        why=f"The scheduler admitted more requests than there are rows for, up to "
+        f"{format_count(old)} at once.",
+        cost="Requests above the limit wait in the queue.",
+        set={flag: new},
+        reason="The scheduler admitted more requests than there are rows for.",
     )
 
 

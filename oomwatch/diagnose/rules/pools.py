@@ -214,6 +214,7 @@ def request_slots(facts: Facts) -> Finding | None:
     event = facts.said("llama.slots", "llama.slots_old")
     if hit is None and event is None:
         return None
+    load = facts.load_before(hit[0].line) if hit else None
     evidence = list(cite_failure(hit[0])) if hit else [cite(event.line)] if event else []
     return found(
         facts,
@@ -225,7 +226,7 @@ def request_slots(facts: Facts) -> Finding | None:
         evidence,
         strength=NAMED_CHECK,
         order=hit[0].order if hit else event.order if event else None,
-        values={"stage": "serving"},
+        values={"stage": "serving", "running": load.running if load else None},
     )
 
 
@@ -235,7 +236,7 @@ def swap_exhausted(facts: Facts) -> Finding | None:
     if hit is None:
         return None
     failure, _ = hit
-    load = facts.load_before(failure.line)
+    load, blocks = facts.load_before(failure.line), facts.said("vllm.blocks")
     return found(
         facts,
         "cpu_swap_exhausted",
@@ -248,7 +249,11 @@ def swap_exhausted(facts: Facts) -> Finding | None:
         ],
         strength=NAMED_CHECK,
         order=failure.order,
-        values={"stage": "serving", "kv_usage_ratio": load.kv_usage_ratio if load else None},
+        values={
+            "stage": "serving",
+            "kv_usage_ratio": load.kv_usage_ratio if load else None,
+            "cpu_blocks": blocks.fields.get("cpu_block_count") if blocks else None,
+        },
     )
 
 

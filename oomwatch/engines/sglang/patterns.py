@@ -99,7 +99,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "sglang.capacity",
         "capacity",
         "max_total_num_tokens=",
-        rf"^max_total_num_tokens=(?P<kv_tokens>\d+), (?:chunked_prefill_size=(?P<chunk>-?\d+|None), )?max_prefill_tokens=(?P<prefill_tokens>\d+), max_running_requests=(?P<running_count>\d+), context_len=(?P<context_tokens>\d+)(?:, available_(?:gpu|cpu)_mem=(?P<avail_gib>{_N}) GB)?",
+        rf"^max_total_num_tokens=(?P<kv_tokens>\d+), (?:chunked_prefill_size=(?:(?P<chunk_tokens>\d+)|-\d+|None), )?max_prefill_tokens=(?P<prefill_tokens>\d+), max_running_requests=(?P<running_count>\d+), context_len=(?P<context_tokens>\d+)(?:, available_(?:gpu|cpu)_mem=(?P<avail_gib>{_N}) GB)?",
         "max_total_num_tokens=512000, chunked_prefill_size=8192, max_prefill_tokens=16384, max_running_requests=2048, context_len=32768, available_gpu_mem=9.75 GB",
         "0.1.26..",
     ),
