@@ -308,6 +308,7 @@ class EngineFacts:
     model_config: Mapping[str, Any] | None = None
     gpu_name: str | None = None  # as NVML names the card
     load: EngineSample | None = None  # of a running engine: its counters, just read
+    started_at: float | None = None  # of its first line, or of its first process
     arguments_seen: bool = True
     """Whether its arguments were printed or given; if not, a default in `in_force` is a guess."""
     values_seen: frozenset[str] = frozenset()

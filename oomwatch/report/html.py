@@ -13,6 +13,7 @@ import oomwatch
 from oomwatch.records import Diagnosis, Evidence, Finding, GpuLedger, Remedy
 from oomwatch.report import phrases
 from oomwatch.report.flags import typed_env, typed_flags
+from oomwatch.report.later import later_start
 from oomwatch.report.ledgers import group_ledgers, part_name
 from oomwatch.report.locale import Language, catalogue
 from oomwatch.report.pages import meaning, title
@@ -141,6 +142,8 @@ class _Page:
         color = _VERDICT_COLORS[verdict]
         self.body.append(f'<h1 style="color:{color}">{_text(named)}</h1>')
         self.body.append(f'<p class="facts">{_text(" · ".join(facts))}</p>')
+        if later := later_start(self.diagnosis, finding, self.texts):
+            self.body.append(f"<p>{_text(later)}</p>")
         if self.lang != "en" and (sentence := meaning(finding.cause, self.lang)):
             self.body.append(f"<p>{_text(sentence)}</p>")
         self.body.append(f"<p>{_text(finding.summary)}</p>")

@@ -64,6 +64,7 @@ def _engine(row: Mapping[str, Any]) -> EngineFacts:
         value = known.pop(name, None)
         if isinstance(value, list):
             known[name] = tuple(value)
+    known["started_at"] = _time(row.get("started_at"))
     for name in ("arguments", "in_force", "env"):
         if not isinstance(known.get(name), Mapping):
             known.pop(name, None)

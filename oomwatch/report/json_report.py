@@ -1,7 +1,8 @@
 """A Diagnosis in its contract form, ``oomwatch.diagnosis/1``; schema/ holds the JSON Schema.
 
 Every key is always present, null where unknown. Beyond the contract's keys stand `count` (times
-an incident repeated), `summary` of a risk, and `advice` (wrong flags of the user's own).
+an incident repeated), `started_at` of an engine, `summary` of a risk, and `advice` (wrong flags of
+the user's own).
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ def _engine(engine: EngineFacts) -> dict[str, Any]:
         "pids": list(engine.pids),
         "gpus": list(engine.gpus),
         "phase": engine.phase,
+        "started_at": _time(engine.started_at),
         "kv_tokens": engine.kv_tokens,
     }
 

@@ -15,6 +15,7 @@ import oomwatch
 from oomwatch.records import Diagnosis, EngineFacts, Evidence, Finding, GpuLedger, Remedy
 from oomwatch.report import phrases
 from oomwatch.report.flags import typed_env, typed_flags
+from oomwatch.report.later import later_start
 from oomwatch.report.ledgers import group_ledgers, part_name
 from oomwatch.report.locale import Language, catalogue
 from oomwatch.report.pages import meaning, title
@@ -113,6 +114,8 @@ class _Writer:
         self._add(f"## {word}{self.texts['colon']}{escape(title(finding.cause, self.lang))}")
         facts = phrases.finding_facts(finding, self._engine_of(finding), self.texts)
         self._add(" · ".join([code(facts[0]), *map(escape, (*facts[1:], *more))]))
+        if later := later_start(self.diagnosis, finding, self.texts):
+            self._add(escape(later))
         if self.lang != "en" and (sentence := meaning(finding.cause, self.lang)):
             self._add(escape(sentence))
         self._add(escape(finding.summary))

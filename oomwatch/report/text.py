@@ -23,6 +23,7 @@ from oomwatch.records import (
 )
 from oomwatch.report import phrases
 from oomwatch.report.flags import typed_env, typed_flags
+from oomwatch.report.later import later_start
 from oomwatch.report.layout import Sheet
 from oomwatch.report.locale import Language, catalogue
 from oomwatch.report.memory_bar import draw_memory
@@ -120,6 +121,8 @@ class _Report:
         engine = phrases.engine_of(self.diagnosis, finding)
         facts = phrases.finding_facts(finding, engine, self.texts)
         self.sheet.flow([*facts, *more], " · ", "dim")
+        if later := later_start(self.diagnosis, finding, self.texts):
+            self.sheet.text(later)
 
     def _why(self, finding: Finding) -> None:
         self.sheet.blank()

@@ -86,7 +86,9 @@ def test_a_restart_loop_is_one_incident_with_a_count() -> None:
 
 def test_a_loop_of_a_container_counts_starts_of_equal_pids_and_shows_the_last() -> None:
     start = START.replace("54.81 GiB", "-2.50 GiB") + raised(NO_BLOCKS, at="09:15:11")
-    (incident,) = judged("".join(start.replace(" 09:", f" {hour}:") for hour in (10, 11, 12)))
+    (incident,) = judged(
+        "".join(start.replace(" 09:", f" {hour}:") for hour in (10, 11, 12))
+    ).incidents
     last = next(line.at for line in lines_of("INFO 11-20 12:15:11 [core.py:708] x\n"))
     assert (incident.count, incident.finding.at) == (3, last)
 

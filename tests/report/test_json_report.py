@@ -31,6 +31,7 @@ KEYS = {
 }
 ADDED = {
     "answer": {"advice"},
+    "engine": {"started_at"},
     "incident": {"count"},
     "risk": {"summary"},
     "remedy": {"enough"},

@@ -69,6 +69,10 @@ TEXTS: Final = {
     "unchecked": "not verified for the running version",
     "unchecked.engine": "not verified for {engine}",
     "valid_for": "valid for {engine}",
+    # what became of the engine after an incident
+    "later.serving": "A later start{when} serves.",
+    "later.starting": "A later start{when} is under way and has not failed so far.",
+    "later.when": " ({time})",
     # phases of an engine
     "phase.starting": "starting",
     "phase.serving": "serving",
