@@ -165,7 +165,8 @@ def describe_engine(
         else None,
         model_config=inputs.model_config,
         gpu_name=gpu_name,
-        started_at=_started_at(run, recorded),
+        started_at=(run.began_at if run else None)
+        or (recorded.started_at if recorded else None),
         arguments_seen=bool(parsed) or (run is not None and run.printed is not None),
         values_seen=frozenset(
             [*measured, *(flag for flag, value in known.items() if value is not None)]
@@ -188,14 +189,6 @@ def _measured(engine: str | None, numbers: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     named = {"--max-running-requests": "running_count", "--chunked-prefill-size": "chunk_tokens"}
     return {flag: numbers[name] for flag, name in named.items() if name in numbers}
-
-
-def _started_at(run: Run | None, recorded: RecordedEngine | None) -> float | None:
-    """By its first line, else as whoever keeps its processes knows."""
-    if run is not None and run.first is not None:
-        items = (item.seen_at for item in (*run.events, *run.failures))
-        return run.first.at or min((at for at in items if at is not None), default=None)
-    return recorded.started_at if recorded is not None else None
 
 
 def _is_damaged(value: object) -> bool:

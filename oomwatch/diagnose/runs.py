@@ -155,6 +155,14 @@ class Run:
             self.served = self.served or stage == "serving"
 
     @property
+    def began_at(self) -> float | None:
+        """The time of its first line that has one; None in a log without times."""
+        said: list[LogEvent | Failure] = [*self.events[:1], *self.failures[:1]]
+        times = [item.seen_at for item in said if item.seen_at is not None]
+        first = self.first.at if self.first is not None else None
+        return first if first is not None else min(times, default=None)
+
+    @property
     def last_alive(self) -> int:
         """Order of the last line that shows life; 0 if there is none."""
         return self.alive[-1][0] if self.alive else 0
