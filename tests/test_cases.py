@@ -20,6 +20,7 @@ from oomwatch.cli.diagnose import exit_status, run_diagnosis
 from oomwatch.cli.options import Options
 from oomwatch.report.json_report import read_schema, to_json
 from oomwatch.report.pages import title
+from oomwatch.report.phrases import left_in_english
 
 ROOT = Path(__file__).parent / "cases"
 _CLAIMED = re.compile(r"(?i)ran out|out of memory|耗尽|显存不足")
@@ -54,6 +55,9 @@ def test_case(folder: Path) -> None:
     jsonschema.validate(answer, read_schema())
     top = next(iter(answer["incidents"] or answer["risks"]), None)
     assert diagnosis.verdict == case["verdict"], top and top["cause"]
+    for found in (*diagnosis.incidents, *diagnosis.risks):
+        for remedy in found.remedies:
+            assert left_in_english(remedy, "zh") == [], "no Chinese for it in report/locale"
     if case["cause"] is None:
         assert top is None or top["cause"] == "shutdown_requested", top
         assert exit_status(diagnosis) == 0

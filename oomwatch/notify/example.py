@@ -11,12 +11,16 @@ from oomwatch.config.fields import Key, members
 from oomwatch.config.notify import SinkConfig
 from oomwatch.config.sinks import SINKS
 from oomwatch.notify.changes import change_note, change_of
+from oomwatch.notify.message import memory_line, remedy_notices
 from oomwatch.notify.notes import escalated_note, grouped_note, recurrence_note, undelivered_note
-from oomwatch.notify.notice import IncidentNotice, Notice, NoticeKind, RemedyNotice
+from oomwatch.notify.notice import IncidentNotice, Notice, NoticeKind
 from oomwatch.notify.recurrence import Recurrence
 from oomwatch.notify.wording import words
+from oomwatch.records import Effect, GpuLedger, MemoryPart, Remedy
+from oomwatch.report.flags import typed_flags
 from oomwatch.report.locale import Language
 from oomwatch.report.pages import meaning, title
+from oomwatch.units import GIB
 
 KINDS: Final[tuple[NoticeKind, ...]] = (
     "opened", "updated", "escalated", "resolved", "grouped", "undelivered", "test",
@@ -34,9 +38,47 @@ _HELD: Final[Mapping[str, str]] = {
 """What stands in the place of secrets: a preview reads none and sends nothing."""
 
 
+_REMEDIES: Final = (
+    Remedy(
+        "smaller-batch",
+        "Process at most 4096 prompt tokens in one step",
+        "less_kv",
+        why="Activations grow with the tokens of a step.",
+        cost="Long prompts take more steps: slower first token.",
+        set={"--max-num-batched-tokens": 4096},
+        effect=Effect(freed_bytes=int(1.5 * GIB)),
+        validated=True,
+    ),
+    Remedy(
+        "lower-memory-share",
+        "Lower --gpu-memory-utilization to 0.88",
+        "less_kv",
+        why="What is allocated outside the KV cache finds too little room beside it.",
+        cost="A smaller KV cache: fewer tokens and requests at a time.",
+        set={"--gpu-memory-utilization": "0.88"},
+        effect=Effect(freed_bytes=int(1.6 * GIB)),
+        validated=True,
+    ),
+    Remedy(
+        "fewer-sequences",
+        "Run at most 128 requests at once",
+        "less_kv",
+        why="Up to 256 sequences share a step.",
+        cost="Requests above the limit wait in the queue.",
+        set={"--max-num-seqs": 128},
+        validated=True,
+    ),
+)
+_HELD_BY: Final = {"weights": 61.2, "kv_cache": 12.4, "activation": 4.6, "free": 1.1}
+_LEDGER: Final = GpuLedger(
+    0,
+    int(sum(_HELD_BY.values()) * GIB),
+    tuple(MemoryPart(name, int(size * GIB), "log") for name, size in _HELD_BY.items()),
+)
+
+
 def example_incident(lang: Language, now: float) -> IncidentNotice:
     """A server that was refused memory in the middle of a long prefill."""
-    zh = lang == "zh"
     said = (
         "The activations of one step of 16,384 tokens needed 2.0 GiB; 1.1 GiB of 79.3 GiB were "
         "free beside the KV cache."
@@ -56,31 +98,10 @@ def example_incident(lang: Language, now: float) -> IncidentNotice:
         incident_class="long_context",
         cause=_CAUSE,
         confidence=0.9,
-        why=f"{meaning(_CAUSE, lang)} {said}" if zh else said,
-        flags=("--max-num-batched-tokens 4096",),
-        remedies=(
-            RemedyNotice(
-                "每步最多处理 4096 个提示 token"
-                if zh
-                else "Process at most 4096 prompt tokens in one step",
-                ("--max-num-batched-tokens 4096",),
-                effect="frees 1.5 GiB",
-                validated=True,
-            ),
-            RemedyNotice(
-                "降低 --gpu-memory-utilization" if zh else "Lower --gpu-memory-utilization to 0.88",
-                ("--gpu-memory-utilization 0.88",),
-                effect="frees 1.6 GiB",
-                validated=True,
-            ),
-            RemedyNotice(
-                "限制同时处理的请求数" if zh else "Run at most 128 requests at once",
-                ("--max-num-seqs 128",),
-                validated=True,
-            ),
-        ),
-        memory="GPU 0 (79.3 GiB): weights 61.2 GiB, KV cache 12.4 GiB, activations 4.6 GiB, "
-        "free 1.1 GiB",
+        why=said if lang == "en" else f"{meaning(_CAUSE, lang)} {said}",
+        flags=tuple(typed_flags(_REMEDIES[0].set)),
+        remedies=tuple(remedy_notices(_ID, _REMEDIES, lang)),
+        memory=memory_line([_LEDGER], (0, 1), lang),
         evidence=(
             "chat.log:4711: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
         ),

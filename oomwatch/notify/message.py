@@ -72,7 +72,7 @@ def incident_notice(
         labels: what the configuration says of the host and the engine.
         runbook_base: where the causes' pages are; ``{cause}`` in it stands for the cause, which
             else is added at its end. Empty for none.
-        lang: the language of titles and fixed words; what rules say stays English.
+        lang: the language of titles, remedies and fixed words; what rules say stays English.
 
     """
     try:
@@ -115,9 +115,9 @@ def _notice(
         cause=cause,
         confidence=finding.confidence if finding else None,
         why=_why(incident, finding, loop, lang),
-        remedies=tuple(_remedies(incident.id, lead.remedies if lead else (), lang)),
+        remedies=tuple(remedy_notices(incident.id, lead.remedies if lead else (), lang)),
         flags=_set_together(diagnosis, lead),
-        memory=_memory_line(ledgers, gpus, lang),
+        memory=memory_line(ledgers, gpus, lang),
         evidence=tuple(_evidence(incident, finding)),
         eta_seconds=_eta_seconds(incident, lead),
         runbook_url=_runbook(runbook_base, cause),
@@ -188,18 +188,20 @@ def _resolution(incident: StoredIncident, lang: Language) -> str | None:
     return words(lang)["cured" if told.get("command_changed") else "serves_again"]
 
 
-def _remedies(
+def remedy_notices(
     incident_id: str, remedies: Sequence[Remedy], lang: Language
 ) -> Iterator[RemedyNotice]:
+    """The first remedies as messages say them."""
     texts, own = catalogue(lang), words(lang)
-    for remedy in remedies[:REMEDIES_SHOWN]:
+    for made in remedies[:REMEDIES_SHOWN]:
+        remedy = phrases.remedy_in(made, lang)
         flags = tuple(map(hide_text, (*typed_flags(remedy.set), *typed_env(remedy.env))))
         todo = [own["remove"].format(flags=" ".join(map(clean, remedy.unset)))]
         todo = [*(todo if remedy.unset else ()), clean_text(remedy.action or "", _LINE)]
         if sum(map(len, flags)) > _FLAGS:
             flags, todo = (), [own["long_flags"].format(id=incident_id), *todo]
         yield RemedyNotice(
-            title=clean_text(phrases.remedy_title(remedy, lang), 120),
+            title=clean_text(remedy.title, 120),
             flags=flags,
             action=own["then"].join(filter(None, todo)) or None,
             effect=clean_text(own["then"].join(phrases.effects(remedy.effect, texts)), 200) or None,
@@ -232,7 +234,7 @@ def _gpus(
     return tuple(sorted(found or (engine.gpus if engine else ())))
 
 
-def _memory_line(ledgers: Sequence[GpuLedger], gpus: Sequence[int], lang: Language) -> str | None:
+def memory_line(ledgers: Sequence[GpuLedger], gpus: Sequence[int], lang: Language) -> str | None:
     """``GPU 0 (79.2 GiB): weights 38.1 GiB, KV cache 22.0 GiB, free 0.4 GiB``."""
     texts, own = catalogue(lang), words(lang)
     about = [ledger for ledger in ledgers if ledger.gpu in gpus] or ledgers

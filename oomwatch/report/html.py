@@ -183,10 +183,9 @@ class _Page:
             return
         self._title("remedies")
         self.body.append("<ol>")
-        for remedy in remedies:
-            self.body.append(
-                f"<li><strong>{_text(phrases.remedy_title(remedy, self.lang))}</strong>"
-            )
+        for made in remedies:
+            remedy = phrases.remedy_in(made, self.lang)
+            self.body.append(f"<li><strong>{_text(remedy.title)}</strong>")
             for typed in ([" ".join(typed_flags(remedy.set))], typed_env(remedy.env)):
                 if any(typed):
                     self.body.append("<pre>" + "\n".join(map(_text, typed)) + "</pre>")

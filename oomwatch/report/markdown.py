@@ -124,11 +124,12 @@ class _Writer:
         if not remedies:
             return
         self._add(f"### {self.texts['remedies']}")
-        for rank, remedy in enumerate(remedies, 1):
+        for rank, made in enumerate(remedies, 1):
+            remedy = phrases.remedy_in(made, self.lang)
             number = f"{rank}. "
             block = [*self._commands(remedy), *self._reasons(remedy)]
             indent = " " * len(number)
-            self.lines.append(f"{number}**{escape(phrases.remedy_title(remedy, self.lang))}**")
+            self.lines.append(f"{number}**{escape(remedy.title)}**")
             self._add(*(indent + line if line else "" for line in ("", *block)))
 
     def _commands(self, remedy: Remedy) -> list[str]:

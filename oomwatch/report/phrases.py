@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from oomwatch.records import (
     Remedy,
     Risk,
 )
-from oomwatch.report.locale import Language
+from oomwatch.report.locale import Language, phrase_book
 from oomwatch.report.sanitize import clean
 from oomwatch.selection import set_together
 from oomwatch.units import format_bytes, format_count, format_duration
@@ -221,18 +222,31 @@ def printed_steps(remedies: Sequence[Remedy], printer: str, texts: Mapping[str, 
     return texts[key].format(printer=printer, steps=last)
 
 
-def remedy_title(remedy: Remedy, lang: Language) -> str:
-    """What a remedy does, in this language; in English where it has no title of its own there."""
-    if lang != "zh":
-        return remedy.title
-    from oomwatch.report.locale.zh_remedies import TITLES  # noqa: PLC0415 - only for Chinese
-
-    return TITLES.get(remedy.id, remedy.title)
-
-
 def reason(remedy: Remedy) -> str:
     """Why a remedy helps, without what is said of its flags: `validity` says that."""
     return remedy.why.partition(_NOT_VALIDATED)[0]
+
+
+def remedy_in(remedy: Remedy, lang: Language) -> Remedy:
+    """A remedy with its sentences in a language, as far as it has them."""
+    if lang == "en":
+        return remedy
+    say = phrase_book(lang).say
+    doubt = remedy.why.partition(_NOT_VALIDATED)[2].removesuffix(".")
+    return dataclasses.replace(
+        remedy,
+        title=say(remedy.title),
+        action=None if remedy.action is None else say(remedy.action),
+        cost=say(remedy.cost),
+        why=say(reason(remedy)) + (f"{_NOT_VALIDATED}{say(doubt)}." if doubt else ""),
+    )
+
+
+def left_in_english(remedy: Remedy, lang: Language) -> list[str]:
+    """The sentences of a remedy that a language does not have: none, where nothing is missing."""
+    doubt = remedy.why.partition(_NOT_VALIDATED)[2].removesuffix(".")
+    said = (remedy.title, remedy.action, remedy.cost, reason(remedy), doubt)
+    return [text for text in said if text and not phrase_book(lang).has(text)]
 
 
 def _expected(item: Effect) -> str:

@@ -196,12 +196,13 @@ class _Report:
             self.sheet.text(told, "dim", indent=2)
         shown = remedies if self.verbose else remedies[:_REMEDIES_SHOWN]
         column = len(f"{len(shown)}. ")
-        for rank, remedy in enumerate(shown, 1):
+        for rank, made in enumerate(shown, 1):
+            remedy = phrases.remedy_in(made, self.lang)
             if rank > 1:
                 self.sheet.blank()
             self.sheet.row(
                 f"{rank}.",
-                clean(phrases.remedy_title(remedy, self.lang), 200),
+                clean(remedy.title, 200),
                 ("bold", "bold"),
                 indent=2,
                 column=column,

@@ -10,7 +10,10 @@ from oomwatch.causes import CAUSES
 from oomwatch.records import EngineFacts, Finding
 from oomwatch.remedies.catalog import prescribe
 from oomwatch.report.locale import LANGUAGES, catalogue, choose_language
-from oomwatch.report.locale.zh_remedies import TITLES
+from oomwatch.report.locale.zh_actions import ACTIONS
+from oomwatch.report.locale.zh_reasons import DOUBTS, REASONS
+from oomwatch.report.locale.zh_remedies import COSTS, TITLES
+from oomwatch.report.phrases import left_in_english
 
 
 def test_every_text_exists_in_every_language_with_the_same_fields() -> None:
@@ -53,19 +56,28 @@ def test_language_follows_posix(lang: str, environ: dict[str, str], expected: st
     assert choose_language(lang, environ) == expected
 
 
-def test_every_remedy_that_is_prescribed_has_a_chinese_title() -> None:
+def test_every_remedy_that_is_prescribed_is_said_in_chinese() -> None:
     named = ("", "vllm", "sglang", "tgi", "llama.cpp", "lmdeploy")
     engines = [EngineFacts("e", name or None, version=v) for name in named for v in VERSIONS]
-    used = {
-        remedy.id
+    used = [
+        remedy
         for cls, causes in CAUSES.items()
         for cause in causes
         for engine in engines
         for remedy in prescribe(Finding(cls, cause, 0.9, "x"), engine)
-    }
+    ]
     assert used
-    assert used <= set(TITLES)
-    assert all(re.search(r"[\u4e00-\u9fff]", title) for title in TITLES.values())
+    assert {text for remedy in used for text in left_in_english(remedy, "zh")} == set()
 
 
+def test_templates_of_remedies_fill_no_place_that_the_english_has_not() -> None:
+    for english, chinese in {**TITLES, **COSTS, **ACTIONS, **REASONS, **DOUBTS}.items():
+        sure, places = ({*_PLACE.findall(text)} for text in (_OPTIONAL.sub("", english), english))
+        assert {*_PLACE.findall(chinese)} <= places, english
+        assert {*_PLACE.findall(_OPTIONAL.sub("", chinese))} <= sure, english
+        assert re.search(r"[\u3000-\u9fff]", chinese), english
+
+
+_PLACE = re.compile(r"{(\w+)}")
+_OPTIONAL = re.compile(r"\[[^\[\]]*\{[^\[\]]*\]")
 VERSIONS = (None, "0.6.3", "0.11.0")
