@@ -391,6 +391,7 @@ def test_a_byte_order_mark_is_let_be(load):
             "name a file that holds it as password_file",
         ),
         ("", {"OOMWATCH_AGENT__SAMPLING": "1s"}, "agent.sampling is not known"),
+        ("", {"OOMWATCH_AGNT__X": "1"}, "agnt.x is not known; did you mean agent?"),
         (
             "",
             {"OOMWATCH_AGENT_SAMPLING_INTERVAL": "1s"},
@@ -843,6 +844,24 @@ def test_show_as_json(tmp_path):
             ("--strict",),
             2,
             "oomwatch: causes of receiver a: there is no cause",
+        ),
+        (
+            '[[notify.slack]]\nname="a"',
+            ("--strict",),
+            2,
+            "oomwatch: receiver a has no url_file; name a file that holds it, or set",
+        ),
+        (
+            '[[engine]]\nname="a"\nmetrics_url="http://h/metrics"\nheaders_file = "/no/h"',
+            ("--strict",),
+            2,
+            "oomwatch: headers_file of engine a: /no/h cannot be read",
+        ),
+        (
+            '[[notify.slack]]\nname="a"\nurl_file = "slack-url"',
+            ("--strict",),
+            0,
+            "warning: url_file of receiver a names the credential slack-url, and systemd passed",
         ),
         (
             '[notify]\nrunbook_url = "https://w/{host}/{cause}"',

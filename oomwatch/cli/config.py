@@ -62,7 +62,11 @@ def show(path: str | None, as_json: bool) -> None:
     epilog="\b\nExamples:\n  oomwatch config check\n  oomwatch config check --config new.toml"
 )
 @_file
-@click.option("--strict", is_flag=True, help="A key or cause that is not known is a mistake.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="A key or cause that is not known, and what a receiver or an engine lacks, is a mistake.",
+)
 @_json
 @click.pass_context
 def check(ctx: click.Context, path: str | None, strict: bool, as_json: bool) -> None:
@@ -82,11 +86,12 @@ def check(ctx: click.Context, path: str | None, strict: bool, as_json: bool) -> 
     except ConfigError as error:
         problems = error.problems
     else:
-        from oomwatch.cli.config_findings import findings, unknown_causes
+        from oomwatch.cli.config_findings import findings
 
-        unknown = tuple(unknown_causes(loaded.config))
-        problems = unknown if strict else ()
-        warnings = (*loaded.warnings, *(() if strict else unknown), *findings(loaded.config))
+        found = findings(loaded.config)
+        problems = tuple(one.text for one in found if strict and one.is_mistake)
+        odd = (one.text for one in found if not (strict and one.is_mistake))
+        warnings = (*loaded.warnings, *odd)
     if as_json:
         head = {**_head(loaded), "warnings": warnings}
         _print_json({**head, "valid": not problems, "errors": problems})

@@ -1,15 +1,17 @@
-"""What is odd about a configuration that is right in form: what it names is not there, and more.
+"""What is odd about a configuration that is right in form: what it needs is not there, and more.
 
-Whoever asks may have other rights than the service, so all of it is a warning.
+Whoever asks may have other rights than the service, and systemd may pass it more: what such a
+service could find all the same is never more than a warning.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from oomwatch.config import Config, ConfigError
 from oomwatch.config.layers import KeyPath, called
@@ -20,7 +22,14 @@ if TYPE_CHECKING:
     from oomwatch.config.notify import SinkConfig
 
 
-def unknown_causes(config: Config) -> Iterator[str]:
+class Oddity(NamedTuple):
+    """One line, and whether the service would find the same."""
+
+    text: str
+    is_mistake: bool = False
+
+
+def unknown_causes(config: Config) -> Iterator[Oddity]:
     """Causes that a receiver filters by and that there are not: it would be told nothing."""
     from oomwatch.causes import class_of
     from oomwatch.cli.explain import unknown_cause
@@ -29,12 +38,13 @@ def unknown_causes(config: Config) -> Iterator[str]:
         for cause in sink.causes:
             if class_of(cause) is None:
                 problem = unknown_cause(cause).removeprefix("oomwatch: ")
-                yield f"causes of receiver {sink.name}: {problem}"
+                yield Oddity(f"causes of receiver {sink.name}: {problem}", is_mistake=True)
 
 
-def findings(config: Config) -> list[str]:
-    """All of the rest, one line each."""
+def findings(config: Config) -> list[Oddity]:
+    """All that is odd, one line each."""
     return [
+        *unknown_causes(config),
         *_secrets(config),
         *_receivers([sink for sink in config.notify.sinks if sink.enabled]),
         *_export(config),
@@ -42,55 +52,51 @@ def findings(config: Config) -> list[str]:
     ]
 
 
-def _secrets(config: Config) -> Iterator[str]:
+def _tried(read: Callable[[], object]) -> Iterator[Oddity]:
+    """What is wrong with what the configuration names, by reading it."""
+    try:
+        read()
+    except ConfigError as error:
+        yield from (Oddity(problem, error.is_sure) for problem in error.problems)
+
+
+def _secrets(config: Config) -> Iterator[Oddity]:
     from oomwatch.config.secrets import engine_headers, store_address
 
-    try:
-        store_address(config)
-    except ConfigError as error:
-        yield from error.problems
+    yield from _tried(lambda: store_address(config))
     for engine in config.engines:
-        try:
-            engine_headers(engine)
-        except ConfigError as error:
-            yield from error.problems
+        yield from _tried(functools.partial(engine_headers, engine))
 
 
-def _receivers(sinks: list[SinkConfig]) -> Iterator[str]:
+def _receivers(sinks: list[SinkConfig]) -> Iterator[Oddity]:
     if not sinks:
         return
     from oomwatch.notify.sinks import make_sink
 
     for sink in sinks:
-        try:
-            make_sink(sink)
-        except ConfigError as error:
-            yield from error.problems
+        yield from _tried(functools.partial(make_sink, sink))
 
 
-def _export(config: Config) -> Iterator[str]:
+def _export(config: Config) -> Iterator[Oddity]:
     from oomwatch.config.secrets import headers_in
     from oomwatch.export.access import load_access
     from oomwatch.export.server import is_open
 
     export = config.export
-    try:
-        load_access(export, os.environ)
-    except ConfigError as error:
-        yield from error.problems
+    yield from _tried(lambda: load_access(export, os.environ))
     if export.users_file is None:
         for address in filter(is_open, export.listen):
-            yield f"export.listen: whoever reaches {address} can read the metrics: set users_file"
+            yield Oddity(
+                f"export.listen: whoever reaches {address} can read the metrics: set users_file"
+            )
     if export.textfile is not None and not Path(export.textfile).parent.is_dir():
-        yield f"export.textfile: there is no folder {Path(export.textfile).parent}"
+        yield Oddity(f"export.textfile: there is no folder {Path(export.textfile).parent}")
     if export.otlp.enabled and export.otlp.headers_file is not None:
-        try:
-            headers_in(export.otlp.headers_file, "export.otlp.headers_file")
-        except ConfigError as error:
-            yield from error.problems
+        name = export.otlp.headers_file
+        yield from _tried(lambda: headers_in(name, "export.otlp.headers_file"))
 
 
-def _open_files(config: Config) -> Iterator[str]:
+def _open_files(config: Config) -> Iterator[Oddity]:
     """Files of secrets that everybody on the host may read."""
     entries = list(in_force(config))
     names: dict[KeyPath, object] = {
@@ -103,7 +109,7 @@ def _open_files(config: Config) -> Iterator[str]:
             except OSError:
                 continue  # that it cannot be read is said where it is used
             if mode & stat.S_IROTH:
-                yield (
+                yield Oddity(
                     f"{called(path, names)}: everybody on this host can read {value}: "
                     "chmod o-r, and pass it by LoadCredential= if the service then cannot"
                 )

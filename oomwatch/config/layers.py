@@ -215,4 +215,6 @@ def suggest(path: KeyPath) -> str:
     # A right word in the wrong section is nearer than a similar whole.
     same = [name for name in names if name.rpartition(".")[2] == path[-1]]
     near = same if len(same) == 1 else difflib.get_close_matches(plain, names, n=1, cutoff=0.75)
+    if not near and path[0] not in sections:
+        near = difflib.get_close_matches(path[0], sorted(sections), n=1, cutoff=0.75)
     return f"; did you mean {near[0]}?" if near else ""

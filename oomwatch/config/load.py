@@ -31,11 +31,13 @@ _DEFAULT = Origin("default")
 class ConfigError(UsageError):
     """The configuration is wrong; the message is one line and names the key.
 
-    `problems` are all the mistakes, one line each; the message is the first of them.
+    `problems` are all the mistakes, one line each; the message is the first of them. `is_sure` is
+    False where another user may read what this one may not, or systemd may pass it to the service.
     """
 
-    def __init__(self, problems: Iterable[str]) -> None:
+    def __init__(self, problems: Iterable[str], *, is_sure: bool = True) -> None:
         self.problems = tuple(problems)
+        self.is_sure = is_sure
         rest = len(self.problems) - 1
         more = f" (and {rest} more: see `oomwatch config check`)" if rest > 0 else ""
         super().__init__(self.problems[0] + more)

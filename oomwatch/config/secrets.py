@@ -30,7 +30,7 @@ def read_secret(name: str, key: str, environ: Mapping[str, str] | None = None) -
     try:
         data = read_regular(path, _LONGEST_BYTES + 1)
     except PermissionError:
-        raise ConfigError([f"{key}: {path} {_may_not_read(path)}"]) from None
+        raise ConfigError([f"{key}: {path} {_may_not_read(path)}"], is_sure=False) from None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigError([f"{key}: {path} cannot be read: {reason}"]) from None
@@ -78,7 +78,8 @@ def secret_path(name: str, key: str, environ: Mapping[str, str] | None = None) -
             [
                 f"{key} names the credential {name}, and systemd passed none: add "
                 f"LoadCredential={name}:PATH to the service (`systemctl edit oomwatch`)"
-            ]
+            ],
+            is_sure=False,
         )
     return directory / name
 

@@ -62,6 +62,7 @@ def _tls(config: ExportConfig, environ: Mapping[str, str]) -> ssl.SSLContext | N
         return None
     key_path = secret_path(key, "export.tls_key_file", environ)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    is_sure = True
     try:
         require_regular(certificate)
         require_regular(key_path)
@@ -70,6 +71,9 @@ def _tls(config: ExportConfig, environ: Mapping[str, str]) -> ssl.SSLContext | N
         reason = (error.reason or "no certificate with its key").lower().replace("_", " ")
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
+        is_sure = not isinstance(error, PermissionError)
     else:
         return context
-    raise ConfigError([f"export.tls_certificate_file, export.tls_key_file: {reason}"])
+    raise ConfigError(
+        [f"export.tls_certificate_file, export.tls_key_file: {reason}"], is_sure=is_sure
+    )

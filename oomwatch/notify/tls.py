@@ -24,5 +24,8 @@ def trust(ca_file: str | None, key: str) -> ssl.SSLContext:
             raise ConfigError([f"{key}: {ca_file} holds no PEM certificate"]) from None
         except OSError as error:
             reason = (error.strerror or "unreadable").lower()
-            raise ConfigError([f"{key}: {ca_file} cannot be read: {reason}"]) from None
+            raise ConfigError(
+                [f"{key}: {ca_file} cannot be read: {reason}"],
+                is_sure=not isinstance(error, PermissionError),
+            ) from None
     return context
