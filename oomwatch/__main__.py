@@ -27,7 +27,7 @@ def _run() -> int:
     import click  # noqa: PLC0415 - here, so that Ctrl-C during its import is quiet too
 
     from oomwatch.cli import cli, describe_error  # noqa: PLC0415
-    from oomwatch.errors import NoInputError, OomwatchError  # noqa: PLC0415
+    from oomwatch.errors import NoInputError, OomwatchError, SourceError  # noqa: PLC0415
 
     completion = os.environ.get("_OOMWATCH_COMPLETE")
     if completion:
@@ -46,7 +46,7 @@ def _run() -> int:
         return 2
     except click.ClickException as error:
         return _fail(_with_hint(error), 2)
-    except NoInputError as error:
+    except (NoInputError, SourceError) as error:  # where one of several fails, the command goes on
         return _fail(describe_error(error), 3)
     except OomwatchError as error:
         return _fail(describe_error(error), 2)

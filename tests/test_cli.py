@@ -125,6 +125,8 @@ ROWS = [
     Row("diagnose --log missing.log", 3, (), ("missing.log: no such file",)),
     Row("diagnose --log logs", 3, (), ("logs", "directory")),
     Row("diagnose --log 'no\x1b[31m\x07.log'", 3, (), ("no such file",)),
+    Row("replay missing.tar", 3, (), ("missing.tar: no such file",)),
+    Row("replay refused.log -- incidents", 3, (), ("refused.log: not a recording",)),
     Row("diagnose --log missing.log --log gone.log", 3, (), ("missing.log", "gone.log")),
     Row("diagnose --log missing.log --log refused.log", 1, (KV, "missing.log: no such file")),
     Row("diagnose --log logs --log healthy.log", 0, ("HEALTHY", "directory")),

@@ -177,6 +177,21 @@ def test_install_writes_the_unit_with_the_program_and_says_what_is_left(tree):
     assert path.stat().st_mode & 0o777 == 0o644
     assert owner(path) == "ours"
     assert "would run systemctl enable oomwatch.service" in done.stdout
+    assert f"note: there is no {EXEC} below {tree}" in done.stdout
+
+
+def test_a_program_that_is_in_the_tree_needs_no_note(tree):
+    program = tree / "srv/50% of $HOME/oomwatch"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    done = run("install", "--root", tree, "--exec-path", "/srv/50% of $HOME/oomwatch")
+    assert "note: there is no" not in done.stdout
+    assert "problem" not in run("status", "--root", tree).stdout
+
+
+def test_a_user_is_told_at_once_of_a_program_that_is_not_there(tmp_path):
+    done = run("install", "--user", "--dry-run", "--exec-path", f"{tmp_path}/oomwatch")
+    assert (done.returncode, done.stderr) == (2, f"oomwatch: there is no {tmp_path}/oomwatch\n")
 
 
 def test_a_dry_run_writes_nothing(tree):
@@ -367,7 +382,7 @@ def test_status(tree):
     assert found["origin"] == "written by oomwatch"
     assert found["drop_ins"] == ["logs"]
     assert found["command"] == f"{EXEC} agent"
-    assert "the program is gone" in found["problem"]
+    assert f"there is no {EXEC} below {tree}" in found["problem"]
     program = tree / EXEC.lstrip("/")
     program.parent.mkdir(parents=True)
     program.touch()

@@ -279,6 +279,12 @@ def _shown_sinks(config: Config, receiver: str | None, lang: str | None) -> list
         sinks = [sink for sink in configured if sink.kind == receiver] or [
             example_sink(receiver, "zh" if lang == "zh" else "en")
         ]
+    if not sinks and receiver is not None:
+        names = ", ".join(str(sink.name) for sink in configured) or "none"
+        raise UsageError(
+            f"{receiver[:60]} is no receiver and no kind of one; receivers: {names}; kinds: "
+            f"{', '.join(SINKS)} (apprise is for all others)"
+        )
     if not sinks:
         sinks = _sinks(config, receiver)
     if lang is None:

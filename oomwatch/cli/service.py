@@ -90,7 +90,10 @@ def install(
     """
     layout = _layout(root, user=user, dry_run=dry_run)
     names = _chosen(layout, drop_ins)
-    text, notes = unit_files.unit_text(layout, _command(layout, exec_path))
+    program = _command(layout, exec_path)
+    text, notes = unit_files.unit_text(layout, program)
+    if missing := _missing_program(layout, program[0]):
+        notes.append(missing)
     files = {layout.unit: text, **unit_files.drop_in_texts(layout, names)}
     stale = [
         path
@@ -189,8 +192,9 @@ def _status(layout: Layout) -> dict[str, Any]:
     }
     if owned in ("ours", "edited"):
         found["command"] = command = _exec_start(layout.unit)
-        if command and not layout.below(command.split(" ")[0].strip('"')).exists():
-            found["problem"] = "the program is gone: run `oomwatch service install` again"
+        program = unit_files.program_of(command or "")
+        if program and (missing := _missing_program(layout, program)):
+            found["problem"] = missing
         elif owned == "ours" and not _is_current(layout):
             found["problem"] = "another version wrote it: run `oomwatch service install` again"
     running = _show(layout)
@@ -204,6 +208,18 @@ def _status(layout: Layout) -> dict[str, Any]:
     else:
         found["state"] = "unknown: systemd cannot be asked from here"
     return found
+
+
+def _missing_program(layout: Layout, program: str) -> str | None:
+    """That the program of a unit is not where the unit will look for it; None if it is."""
+    if layout.below(program).exists():
+        return None
+    if layout.root == Path("/"):
+        return f"{program} is gone: run `oomwatch service install` again"
+    return (
+        f"there is no {program} below {layout.root}: install oomwatch there, or give --exec-path "
+        "with where it will be"
+    )
 
 
 def _is_current(layout: Layout) -> bool:
@@ -253,6 +269,8 @@ def _command(layout: Layout, exec_path: str | None) -> tuple[str, ...]:
     command = (exec_path,) if exec_path else unit_files.find_command()
     if not all(word.isprintable() for word in command):
         raise UsageError("the path of the program has characters that a unit cannot hold")
+    if layout.user and layout.root == Path("/") and not Path(command[0]).exists():
+        raise UsageError(f"there is no {command[0]}")
     if layout.user or layout.root != Path("/"):
         return command
     reason = unit_files.unreachable(command)

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import stat
 import sys
@@ -243,6 +244,15 @@ def check_drop_ins(layout: Layout, names: tuple[str, ...]) -> None:
                     f"the drop-in {name} needs the group {group}, which is not here: the unit "
                     "would not start"
                 )
+
+
+def program_of(command: str) -> str | None:
+    """The first word of ExecStart=, as it was before `_quote`; None where there is none."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return None
+    return words[0].replace("%%", "%").replace("$$", "$") if words else None
 
 
 def _quote(word: str) -> str:

@@ -142,6 +142,13 @@ def test_a_receiver_that_is_not_there_is_told_with_those_that_are():
         run(notify, "test", "ops")
 
 
+def test_a_preview_of_what_is_neither_receiver_nor_kind_names_both(tmp_path, monkeypatch):
+    (tmp_path / "empty.toml").write_text("")
+    monkeypatch.setenv("OOMWATCH_CONFIG", str(tmp_path / "empty.toml"))
+    with pytest.raises(UsageError, match=r"teams is no .*receivers: none; kinds: slack, .*apprise"):
+        run(notify, "preview", "teams")
+
+
 # ---------------------------------------------------------------- list
 def test_the_list_says_what_waits_and_what_failed_and_why(store):
     lines = run(notify, "list", "--store", store).splitlines()
