@@ -283,6 +283,8 @@ class EngineFacts:
     engine: str | None = None  # vllm, sglang, tgi, lmdeploy, llama.cpp, pytorch, ...
     fork: str | None = None  # "vllm-ascend" and the like; flags are then not validated
     version: str | None = None
+    version_since: str | None = None  # where no line names the version: the oldest it can be
+    version_until: str | None = None  # and the newest
     model: str | None = None
     command: tuple[str, ...] | None = None
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from oomwatch.diagnose.contradictions import other_values
 from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.inputs import Inputs, PageInput
+from oomwatch.diagnose.release_span import generation_of_code, release_span
 from oomwatch.diagnose.runs import Run
 from oomwatch.engines import commandline, flags, versions
 from oomwatch.engines.patterns import LARGEST
@@ -73,6 +74,7 @@ def describe_engine(
     arguments = {**given, **typed, **other_values(typed, given), **_rejected(run)}
     numbers = run.numbers if run else {}
     generation = _generation(run, engine, version)
+    since, until = (None, None) if version else release_span(run, engine, generation)
     total = _total(run, inputs.series)
     length = numbers.get("max_model_tokens") or _integer(
         (run.config if run else {}).get("max_seq_len")
@@ -126,6 +128,8 @@ def describe_engine(
         engine=engine,
         fork=fork,
         version=version,
+        version_since=since,
+        version_until=until,
         model=(run.model if run else None)
         or (parsed.model if parsed else None)
         or _text(arguments.get("--model-path" if engine == "sglang" else "--model"))
@@ -165,8 +169,7 @@ def describe_engine(
         else None,
         model_config=inputs.model_config,
         gpu_name=gpu_name,
-        started_at=(run.began_at if run else None)
-        or (recorded.started_at if recorded else None),
+        started_at=(run.began_at if run else None) or (recorded.started_at if recorded else None),
         arguments_seen=bool(parsed) or (run is not None and run.printed is not None),
         values_seen=frozenset(
             [*measured, *(flag for flag, value in known.items() if value is not None)]
@@ -276,6 +279,9 @@ def _generation(run: Run | None, engine: str | None, version: str | None) -> str
             return "V0"
         if any(load.swapped is not None for load in run.loads):
             return "V0"
+        by_code = generation_of_code(run)
+        if by_code is not None:
+            return by_code
     at = versions.release(version)
     if at is None:
         return None

@@ -43,6 +43,20 @@ def span_holds(span: str, at: Release) -> bool:
     return _known_release(first) <= at <= _known_release(last or first)
 
 
+def common_span(spans: Iterable[str]) -> tuple[str | None, str | None]:
+    """The releases that lie in all of these spans, ends as in the text; None for an open end.
+
+    Both are None where the spans have no release in common.
+    """
+    ends = [span.partition("..") for span in spans]
+    since = max((first for first, _, _ in ends if first), key=_known_release, default=None)
+    last = [end or ("" if dots else first) for first, dots, end in ends]
+    until = min(filter(None, last), key=_known_release, default=None)
+    if since and until and _known_release(since) > _known_release(until):
+        return None, None
+    return since, until
+
+
 @functools.cache
 def table(engine: str) -> Mapping[str, Any]:
     """The flag table of `vllm` or `sglang`: ``releases`` and ``flags``, read on first use."""
@@ -58,6 +72,17 @@ def sampled(engine: str) -> tuple[Release, ...]:
     if engine not in ("vllm", "sglang"):
         return ()
     return tuple(sorted({_known_release(text) for text in table(engine)["releases"]}))
+
+
+def between(engine: str, since: str | None, until: str | None) -> tuple[Release, ...]:
+    """The sampled releases from `since` to `until`, oldest first; None: open. Never empty."""
+    first, last = release(since), release(until)
+    found = [
+        at
+        for at in sampled(engine)
+        if (first is None or first <= at) and (last is None or at <= last)
+    ]
+    return tuple(found) or (standing_for(engine, last or sampled(engine)[-1]),)
 
 
 def standing_for(engine: str, version: Release) -> Release:

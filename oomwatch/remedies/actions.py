@@ -70,3 +70,11 @@ def on_engine(engine: str, step: Move) -> Move:
 def unless_engine(engine: str, step: Move) -> Move:
     """A step for every engine but one."""
     return lambda context: None if context.name == engine else step(context)
+
+
+def where_measured(step: Move) -> Move:
+    """A step that leaves the KV pool more room, as it is measured beside a step of full size.
+
+    SGLang measures none: its pool is the share less the weights. Nor is a pool that was pinned.
+    """
+    return lambda c: None if c.name == "sglang" or c.pinned_kv else step(c)

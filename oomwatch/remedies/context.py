@@ -138,8 +138,9 @@ class Context:
         return self.engine.fork is not None or self.name != self.engine.engine
 
     def at_least(self, version: str) -> bool:
-        """Whether the engine is this version or newer; an unknown version counts as newer."""
-        return versions.at_least(self.version, version) is not False
+        """Whether the engine may be this version or newer; an unknown version may be any."""
+        newest = self.version or (None if self.is_fork else self.engine.version_until)
+        return versions.at_least(newest, version) is not False
 
     def number(self, name: str) -> float | None:
         """A number of the finding, by the names of `docs/design.md`; None if it cannot be one.
@@ -281,7 +282,7 @@ def context_of(finding: Finding, engine: EngineFacts) -> Context:
         if name and name.startswith(base):
             name = base
     version = None if engine.fork or name != engine.engine else engine.version
-    kind = engine.generation or generation(version, engine.env)
+    kind = (engine.generation or generation(version, engine.env)) if name == "vllm" else None
     force = flags.in_force(
         name,
         version,

@@ -19,12 +19,9 @@ MOST: Final = 7
 def finish(draft: Draft, context: Context, direction: Direction) -> Remedy | None:
     """The remedy of a draft, or None where the version has no such flag or nothing would change."""
     draft = without_guesses(draft, context)
-    written: dict[str, Any] = {}
-    for flag, value in draft.set.items():
-        spelled = flags.spell(context.name or "", _spelling_version(context), flag, value)
-        if spelled is None:
-            return None
-        written[spelled[0]] = spelled[1]
+    written = _spelled(draft.set, context)
+    if written is None:
+        return None
     if written and not draft.unset and not draft.env and _changes_nothing(written, context):
         return None
     if would_not_start(draft.set, context, draft.unset):
@@ -86,6 +83,31 @@ def way(flag: str, value: Any, force: Mapping[str, Any]) -> int:
 
 def _twin(flag: str) -> str:
     return flag.replace("--no-", "--", 1) if flag.startswith("--no-") else "--no-" + flag[2:]
+
+
+def _spelled(wanted: Mapping[str, Any], context: Context) -> dict[str, Any] | None:
+    """The settings as this version writes them; None where it lacks one of them.
+
+    Where only a span of releases is known, as the newest of them writes that has them all.
+    """
+    name = context.name or ""
+    first, last = context.engine.version_since, context.engine.version_until
+    bounded = context.version is None and not context.is_fork and (first or last)
+    if not bounded:
+        return _written(name, _spelling_version(context), wanted)
+    for release in reversed(versions.between(name, first, last)):
+        at = ".".join(map(str, release))
+        written = _written(name, at, wanted)
+        if written is not None and not any(
+            flags.check_flag(name, at, flag, value) for flag, value in written.items()
+        ):
+            return written
+    return None
+
+
+def _written(name: str, at: str | None, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
+    spelled = [flags.spell(name, at, flag, value) for flag, value in wanted.items()]
+    return None if None in spelled else dict(filter(None, spelled))
 
 
 def _spelling_version(context: Context) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
+from oomwatch.engines.vllm.flags import capture_sizes
 from oomwatch.remedies.context import (
     Context,
     Draft,
@@ -16,6 +17,8 @@ from oomwatch.units import format_bytes, format_count
 
 _LEAST_TOKENS: Final = 256
 _PROMPT_TOKENS: Final = 2048  # a step that serves long prompts without losing much speed
+_LARGE_ONES: Final = 4
+"""Requests at once whose number is no lever: each is large."""
 _FIRST_CHUNK: Final = 4096  # SGLang's own advice for a prefill that runs out: 4096, then 2048
 
 
@@ -167,6 +170,8 @@ def fit_sequences_to_pool(context: Context) -> Draft | None:
     if limit is None:
         return None
     running, held = context.number("running"), context.max_concurrency
+    if context.finding.cause == "kv_saturation" and running and running <= _LARGE_ONES:
+        return None  # a few large requests, and none was preempted
     base = min(limit, running) if running else limit
     new = int(base * 0.75) if running else int(base / 2)
     new = floor_to(new, 8) if new >= 32 else max(new, 1)
@@ -310,13 +315,17 @@ def fewer_graphs(context: Context) -> Draft | None:
         return None
     if new < 1 or (context.given("--compilation-config") and not context.at_least("0.9.0")):
         return None
+    wanted: dict[str, Any] = {flag: new}
+    if context.generation == "V0":  # it does not look at the option of V1
+        config = json_object(context.given("--compilation-config"))
+        wanted = {"--compilation-config": {**config, "cudagraph_capture_sizes": capture_sizes(new)}}
     listed = ("--cudagraph-capture-sizes",) if context.given("--cudagraph-capture-sizes") else ()
     return Draft(
         id="fewer-graphs",
         title=f"Capture CUDA graphs up to batch size {new} only",
         why="Each captured size keeps memory of its own.",
         cost="Larger batches decode without graphs.",
-        set={flag: new},
+        set=wanted,
         unset=listed,
     )
 
@@ -325,6 +334,7 @@ def piecewise_graphs(context: Context) -> Draft | None:
     """Only piecewise graphs, not one set more for the whole model."""
     if (
         context.name != "vllm"
+        or context.generation == "V0"
         or context.switched_on("--enforce-eager")
         or not context.at_least("0.10.1")
     ):

@@ -10,7 +10,7 @@ from oomwatch.remedies import moves_load as load
 from oomwatch.remedies import moves_memory as memory
 from oomwatch.remedies import moves_model as model
 from oomwatch.remedies import moves_weights as weights
-from oomwatch.remedies.actions import act, on_engine, unless_engine, unless_orphan, upgrade
+from oomwatch.remedies.actions import act, on_engine, unless_orphan, upgrade, where_measured
 from oomwatch.remedies.context import Context, Draft, Move
 from oomwatch.remedies.plans import Plan
 from oomwatch.units import format_bytes
@@ -79,10 +79,9 @@ def unblock_unified(context: Context) -> Draft | None:
 
 MORE_KV_AT_START: Final[tuple[Move, ...]] = (
     memory.raise_share,
-    # SGLang measures no step of work: its pool is the share less the weights.
-    unless_engine("sglang", load.smaller_batch),
-    unless_engine("sglang", load.fewer_sequences),
-    unless_engine("sglang", load.eager),
+    where_measured(load.smaller_batch),
+    where_measured(load.fewer_sequences),
+    where_measured(load.eager),
     weights.more_ranks,
     weights.quantized_checkpoint,
 )
@@ -139,7 +138,7 @@ PLANS: Final[dict[str, Plan]] = {
         memory.raise_share,
         memory.fp8_kv,
         weights.more_ranks,
-        load.smaller_batch,
+        where_measured(load.smaller_batch),
     ),
     "parallel_imbalance": Plan(
         "other",

@@ -633,3 +633,14 @@ def test_the_doubt_about_flags_names_the_option_that_settles_it() -> None:
     step = first("prefill_activation_peak", engine("sglang", None))
     assert not step.validated
     assert "--engine-version" in step.why
+
+
+@pytest.mark.parametrize("pin", ["--kv-cache-memory-bytes", "--num-gpu-blocks-override"])
+@pytest.mark.parametrize("cause", ["kv_no_blocks", "kv_lt_max_len"])
+def test_a_pinned_pool_gains_nothing_by_a_smaller_step(cause: str, pin: str) -> None:
+    step = {"smaller-batch", "fewer-sequences", "no-cuda-graphs"}
+    measured = engine(version="0.20.0", arguments={"--max-num-batched-tokens": "8192"})
+    pinned = engine(version="0.20.0", arguments={**measured.arguments, pin: "4096"})
+    values = {"max_model_len": 8192, "estimated_max_len": 4096}
+    assert step & {remedy.id for remedy in prescribe(finding(cause, **values), measured)}
+    assert not step & {remedy.id for remedy in prescribe(finding(cause, **values), pinned)}

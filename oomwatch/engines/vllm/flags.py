@@ -84,9 +84,13 @@ def _capture_size(at: Release, size: int) -> tuple[str, Any] | None:
     if at >= (0, 9, 0):
         return "--cuda-graph-sizes", size
     if at >= (0, 6, 5):
-        sizes = [each for each in (1, 2, 4, *range(8, size + 1, 8)) if each <= size]
-        return "--compilation-config", {"cudagraph_capture_sizes": sizes}
+        return "--compilation-config", {"cudagraph_capture_sizes": capture_sizes(size)}
     return None
+
+
+def capture_sizes(largest: int) -> list[int]:
+    """The batch sizes for which graphs are captured, up to the largest."""
+    return [size for size in (1, 2, 4, *range(8, largest + 1, 8)) if size <= largest]
 
 
 def _pairs(limits: Mapping[str, Any]) -> str:
