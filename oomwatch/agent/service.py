@@ -44,8 +44,8 @@ from oomwatch.errors import OomwatchError
 from oomwatch.records import Series, StoredIncident
 from oomwatch.store.database import open_reader
 from oomwatch.store.incidents import list_incidents
-from oomwatch.store.lease import take_lease
-from oomwatch.store.location import parse_store
+from oomwatch.store.lease import Lease
+from oomwatch.store.location import StoreError, parse_store
 from oomwatch.store.queries import read_positions, read_window
 from oomwatch.store.writer import StoreStatus, StoreWriter
 
@@ -81,7 +81,7 @@ class Agent:
         self._stop = threading.Event()
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._lease = contextlib.ExitStack()
+        self._lease = Lease(parse_store(self.address), self.host)
         store = self.config.store
         self.writer = make_writer(
             self.address,
@@ -116,7 +116,8 @@ class Agent:
 
         """
         faulthandler.enable()
-        self._lease = take_lease(parse_store(self.address), self.host)
+        if not self._lease.take():
+            self._thread("lease", self._await_lease)
         self.writer.start()
         known, positions = self._read_store()
         explainer = Explainer(self.host, self._read_window)
@@ -134,7 +135,7 @@ class Agent:
         logs = LogFollowers(
             self.config.sources,
             self.writer,
-            self._telling_lines,
+            lambda engine_id: self.mailbox.put(TellingLines(time.monotonic(), engine_id)),
             positions,
             judged_at=detector.judged_at,
             in_hurry=lambda: detector.in_hurry,
@@ -223,6 +224,13 @@ class Agent:
         self._threads.append(thread)
         thread.start()
 
+    def _await_lease(self) -> None:
+        try:
+            self._lease.take_later(self._stop)
+        except StoreError as error:  # another agent of this host was faster
+            _LOG.error("%s", error)
+            self._signals.put(signal.SIGTERM)
+
     # ---------------------------------------------------------------- signals
     def _on_signal(self, number: int, _frame: object) -> None:
         self._signals.put(number)  # the one queue that a signal may interrupt in any state
@@ -297,16 +305,10 @@ class Agent:
             log = _LOG.info if status.mode == "ok" else _LOG.error
             log("store: %s", status.notice)
 
-    # ---------------------------------------------------------------- detection
-    def _telling_lines(self, engine_id: str) -> None:
-        self.mailbox.put(TellingLines(time.monotonic(), engine_id))
-
     # ---------------------------------------------------------------- housekeeping
     def _start_scheduler(self) -> None:
         # It is loaded by a process that serves for weeks, and by nobody who only asks for help.
-        from apscheduler.schedulers.background import (  # noqa: PLC0415
-            BackgroundScheduler,
-        )
+        from apscheduler.schedulers.background import BackgroundScheduler  # noqa: PLC0415
 
         self._scheduler = BackgroundScheduler(
             timezone="UTC",

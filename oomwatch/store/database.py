@@ -36,6 +36,15 @@ MIN_CAP_BYTES: Final = 16 * 1024**2
 _CACHE_KIB: Final = 512
 _LEAST_BYTES: Final = 256 * 1024  # with less room left a file cannot be opened to write
 _CORRUPT: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_PASSING: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_SERVER: Final = {
+    "connect_timeout": 5,
+    "tcp_user_timeout": 20_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+}
+"""A server that is cut off is given up before the agent is taken for stuck."""
 KEPT_BROKEN: Final = 3  # a file that was put aside, with its log and shared memory
 SIDECARS: Final = ("", "-wal", "-shm")
 
@@ -44,8 +53,8 @@ class BrokenStoreError(StoreError):
     """The file is damaged."""
 
 
-class FullStoreError(StoreError):
-    """There is no room on the disk; that may pass."""
+class AwayStoreError(StoreError):
+    """The disk is full, another program has locked it, or its server is away: that may pass."""
 
 
 def error_code(error: BaseException) -> int | None:
@@ -89,6 +98,8 @@ def open_writer(url: URL, *, max_bytes: int | None = None) -> Connection:
                 if max_bytes is not None:
                     _cap(connection, max_bytes)
             migrate(connection, path=path)
+            if path is None:
+                _bound_waits(connection)
         except BaseException:
             connection.close()
             raise
@@ -118,7 +129,7 @@ def _prepare(path: Path) -> None:
         if not stat.S_ISREG(path.stat().st_mode):
             raise StoreError(f"{path} is not a regular file: name another file for the store")
     except OSError as error:
-        kind_of_error = FullStoreError if error.errno == errno.ENOSPC else StoreError
+        kind_of_error = AwayStoreError if error.errno == errno.ENOSPC else StoreError
         raise kind_of_error(f"{path} cannot be created: {error.strerror or error}") from None
 
 
@@ -129,6 +140,12 @@ def _check_file(connection: Connection, path: Path) -> None:
         verdict = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
     if verdict != "ok":
         raise BrokenStoreError(f"{path} is damaged: {' '.join(str(verdict).split())[:200]}")
+
+
+def _bound_waits(connection: Connection) -> None:
+    """Wait for locks of others on a server no longer than on a file."""
+    with connection.begin():
+        connection.exec_driver_sql(f"SET lock_timeout = {BUSY_TIMEOUT_MS}")
 
 
 def _cap(connection: Connection, max_bytes: int) -> None:
@@ -309,7 +326,7 @@ def _set_up(connection: sqlite3.Connection, *, read_only: bool) -> None:
 
 
 def _postgres(url: URL, *, read_only: bool, name: str = "oomwatch") -> Engine:
-    options: dict[str, Any] = {"connect_timeout": 5, "application_name": name}
+    options: dict[str, Any] = {**_SERVER, "application_name": name}
     if read_only:
         options["options"] = "-c default_transaction_read_only=on"
     try:
@@ -335,16 +352,21 @@ def explain(error: DBAPIError, url: URL) -> StoreError:
     reason = " ".join(str(error.orig).split())[:200]
     if is_corrupt(error):
         return BrokenStoreError(f"{place} is damaged or not a database: {reason}")
-    kind = FullStoreError if _is_full(error, file_of(url)) else StoreError
+    kind = AwayStoreError if _may_pass(error, file_of(url)) else StoreError
     return kind(f"the store {place} cannot be used: {reason}")
 
 
-def _is_full(error: DBAPIError, path: Path | None) -> bool:
-    """Whether there is no room; for the shared memory of its log SQLite says "I/O error" then."""
+def _may_pass(error: DBAPIError, path: Path | None) -> bool:
+    """Whether trying again may help, with nothing changed about the configuration.
+
+    Where there is no room for the shared memory of its log, SQLite says "I/O error".
+    """
+    if path is None:
+        return isinstance(error, OperationalError)
     code = error_code(error)
-    if code == sqlite3.SQLITE_FULL:
+    if code in _PASSING:
         return True
-    if path is None or code not in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}:
+    if code not in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}:
         return False
     try:
         disk = os.statvfs(path.parent)

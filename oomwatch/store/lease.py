@@ -13,6 +13,7 @@ import errno
 import fcntl
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
-from oomwatch.store.database import FILE_MODE, connect_server, explain
+from oomwatch.store.database import FILE_MODE, AwayStoreError, connect_server, explain
 from oomwatch.store.location import StoreError, file_of
 from oomwatch.store.schema import APPLICATION_ID
 
@@ -30,6 +31,7 @@ _Held = TypeVar("_Held")
 _PID: Final = re.compile(r"pid (\d+)")
 _GONE_SECONDS: Final = 60.0
 """A server drops the lock of a host that lost its power once its keepalives are not answered."""
+_AGAIN_SECONDS: Final = 2.0
 _KEEPALIVE: Final = (
     "SET tcp_keepalives_idle = 15; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
 )
@@ -45,6 +47,37 @@ _HOLDER: Final = text("""
 
 class StoreInUseError(StoreError):
     """Another agent writes this host's records to the store."""
+
+
+class Lease:
+    """The lease that an agent has from `take` to `close`."""
+
+    def __init__(self, url: URL, host: str) -> None:
+        self._url, self._host = url, host
+        self._held = contextlib.ExitStack()
+
+    def take(self) -> bool:
+        """Take it; False where the server is away: a host is watched all the same.
+
+        Raises:
+            StoreInUseError: another agent has it.
+            StoreError: there is no such store.
+
+        """
+        try:
+            self._held = take_lease(self._url, self._host)
+        except AwayStoreError:
+            return False
+        return True
+
+    def take_later(self, stop: threading.Event) -> None:
+        """Try again until the server is there; errors as of `take`."""
+        while not stop.wait(_AGAIN_SECONDS) and not self.take():
+            pass
+
+    def close(self) -> None:
+        """Give it back."""
+        self._held.close()
 
 
 def take_lease(url: URL, host: str) -> contextlib.ExitStack:

@@ -24,7 +24,7 @@ from oomwatch.records import IncidentExcerpt, OutboxRow, StoredIncident
 from oomwatch.store.batch import Recorder
 from oomwatch.store.chores import chores, make_room
 from oomwatch.store.clock import ClockWatch, wall_ms
-from oomwatch.store.database import FullStoreError, error_code, is_corrupt
+from oomwatch.store.database import AwayStoreError, error_code, is_corrupt
 from oomwatch.store.dictionary import read_last_clock
 from oomwatch.store.lanes import CAPACITY, Batch, Lanes, PendingEvent, Position
 from oomwatch.store.location import StoreError, parse_store
@@ -112,22 +112,20 @@ class StoreWriter:
         """Open the store and start the thread.
 
         Raises:
-            StoreError: it cannot be used; a damaged file or a full disk alone is no reason.
+            StoreError: it cannot be used; what may pass (a full disk, a lock, a server that is
+                away) and a damaged file are no reason.
 
         """
-        notice = None
+        notice = last = None
         try:
             notice = self._session.open()
-        except FullStoreError as error:  # a host is watched all the same
-            self._fail(error)
-        if self._clock is None and not self._session.is_open():
-            self._clock = ClockWatch()
-        elif self._clock is None:
             connection = self._session.connection
             with connection.begin():
                 last = read_last_clock(connection, self._recorder.names.host)
-            self._clock = ClockWatch(last)
-        if notice is not None:
+        except (AwayStoreError, DBAPIError) as error:  # a host is watched all the same
+            self._fail(error)
+        self._clock = self._clock or ClockWatch(last)
+        if notice is not None and self._status.mode == "ok":
             self._say("ok", notice)
         self._thread.start()
 

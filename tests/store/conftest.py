@@ -81,6 +81,24 @@ def postgres_store(postgres: str) -> Iterator[str]:
         admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
+class ServerToCome:
+    """A database whose server cannot be reached before `come`: the folder of its socket is away."""
+
+    def __init__(self, folder: Path, store: str) -> None:
+        address, _, self._real = store.partition("?host=")
+        self._folder = folder / "socket"
+        self.url = f"{address}?host={self._folder}"
+
+    def come(self) -> None:
+        """Let it be reached."""
+        self._folder.symlink_to(self._real)
+
+
+@pytest.fixture
+def server_to_come(postgres_store: str, tmp_path: Path) -> ServerToCome:
+    return ServerToCome(tmp_path, postgres_store)
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """An empty store of either kind."""

@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from oomwatch.store.lease import StoreInUseError, take_lease
+from oomwatch.store.lease import Lease, StoreInUseError, take_lease
 from oomwatch.store.location import parse_store
 
 HOLDER = """
@@ -40,6 +41,19 @@ def test_a_second_one_is_refused_until_the_first_is_killed(address):
             take_lease(parse_store(address), "host-a")
         holder.send_signal(signal.SIGKILL)
     take_lease(parse_store(address), "host-a").close()
+
+
+def test_it_is_taken_once_the_server_is_there(server_to_come):
+    lease = Lease(parse_store(server_to_come.url), "host-a")
+    assert not lease.take()
+    waiting = threading.Thread(target=lease.take_later, args=(threading.Event(),))
+    waiting.start()
+    server_to_come.come()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    with pytest.raises(StoreInUseError):
+        Lease(parse_store(server_to_come.url), "host-a").take()
+    lease.close()
 
 
 def test_it_can_be_given_back_and_taken_again(address):

@@ -131,8 +131,15 @@ def test_many_threads_hand_over_at_once(path):
 def test_a_start_that_cannot_be_is_an_error_at_once(tmp_path):
     with pytest.raises(StoreError, match="not a regular file"):
         StoreWriter("/dev/null", "host").start()
-    with pytest.raises(StoreError, match="cannot be used"):
-        StoreWriter(f"postgresql://nobody@/none?host={tmp_path}", "host").start()
+    with pytest.raises(StoreError, match="of another program"):
+        StoreWriter(str(_database_of_another_program(tmp_path)), "host").start()
+
+
+def _database_of_another_program(folder: Path) -> Path:
+    path = folder / "other.db"
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE theirs (x)")
+    return path
 
 
 def test_work_runs_in_the_thread_and_its_error_is_the_callers(place):
@@ -476,6 +483,46 @@ def test_a_lock_of_another_process_is_waited_out(path, monkeypatch):
         other.close()
         writer.wait_for(lambda status: status.mode == "ok" and not status.pending)
     assert hosts_in(str(path)) == list(range(20))
+
+
+def test_a_table_that_is_locked_on_a_server_is_waited_out(postgres_store, monkeypatch):
+    import psycopg
+
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 50)
+    with writing(postgres_store) as writer:
+        writer.put_hosts(0, 10)
+        assert writer.flush(30)
+        with psycopg.connect(postgres_store) as other:
+            other.execute("LOCK TABLE host_sample IN ACCESS EXCLUSIVE MODE")
+            writer.put_hosts(10, 20)
+            writer.wait_for(lambda status: status.mode == "memory_only")
+            assert "lock timeout" in writer.notices()[-1]
+        writer.wait_for(lambda status: status.mode == "ok" and not status.pending)
+    assert hosts_in(postgres_store) == list(range(20))
+
+
+def test_a_lock_of_another_process_at_the_start_is_no_reason_not_to_start(path, monkeypatch):
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 50)
+    with writing(str(path)) as writer:
+        assert writer.flush(30)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with writing(str(path)) as writer:
+        writer.put_hosts(0, 10)
+        writer.wait_for(lambda status: status.mode == "memory_only")
+        other.execute("ROLLBACK")
+        other.close()
+        writer.wait_for(lambda status: status.mode == "ok" and not status.pending)
+    assert hosts_in(str(path)) == list(range(10))
+
+
+def test_nor_is_a_server_that_is_away(server_to_come):
+    with writing(server_to_come.url) as writer:
+        assert writer.status.mode == "memory_only"
+        writer.put_hosts(0, 10)
+        server_to_come.come()
+        writer.wait_for(lambda status: status.mode == "ok" and not status.pending)
+    assert hosts_in(server_to_come.url) == list(range(10))
 
 
 def test_overflow_drops_the_oldest_samples_first_and_never_an_incident(path, monkeypatch):
