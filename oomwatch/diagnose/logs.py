@@ -10,12 +10,15 @@ import dataclasses
 import itertools
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Final
 
+from oomwatch.diagnose.answers import MOST_LINES, answered
 from oomwatch.diagnose.events import Failure, LogEvent
 from oomwatch.diagnose.inputs import Inputs, LogInput
 from oomwatch.diagnose.runs import STAGES, Run, RunBuilder
 from oomwatch.diagnose.starts import BANNERS
+from oomwatch.records import LogLine
 
 _EXITED: Final = re.compile(r"([\w.-]{1,128}) exited with code -?\d+")
 _MAX_CONTAINERS: Final = 64
@@ -38,7 +41,10 @@ def read_runs(inputs: Inputs) -> dict[str | None, list[Run]]:
 
 def _read(log: LogInput, orders: itertools.count[int]) -> list[list[Run]]:
     builders: dict[str | None, RunBuilder] = {}
+    head: list[LogLine] = []
     for line in log.lines:
+        if len(head) <= MOST_LINES:
+            head.append(line)
         name = line.container if len(builders) < _MAX_CONTAINERS else None
         said = _EXITED.match(line.text) if name is None else None
         if said is not None and said[1] in builders:
@@ -49,7 +55,18 @@ def _read(log: LogInput, orders: itertools.count[int]) -> list[list[Run]]:
         builder.feed(line)
     found = [builder.close() for builder in builders.values()] or [RunBuilder(orders).close()]
     engines = [runs for runs in found if any(_by_engine(run) for run in runs)]
-    return engines or found
+    return engines or _answer(head, orders) or found
+
+
+def _answer(lines: Sequence[LogLine], orders: itertools.count[int]) -> list[list[Run]]:
+    """The run that a server's answer is about, where nothing but the answer was given."""
+    builder = RunBuilder(orders)
+    for line in answered(lines):
+        builder.feed(line)
+    runs = [run for run in builder.close() if run.events or run.failures]
+    for run in runs:
+        run.served, run.stage = True, STAGES[-1]  # who answers is up
+    return [runs] if runs else []
 
 
 def _by_engine(run: Run) -> bool:

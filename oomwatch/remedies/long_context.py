@@ -14,7 +14,7 @@ from oomwatch.remedies import moves_memory as memory
 from oomwatch.remedies import moves_model as model
 from oomwatch.remedies import moves_pool as pool
 from oomwatch.remedies import moves_weights as weights
-from oomwatch.remedies.actions import act, on_engine, unless_engine, upgrade, upgrade_before
+from oomwatch.remedies.actions import act, on_engine, upgrade, upgrade_before
 from oomwatch.remedies.context import Move
 from oomwatch.remedies.plans import Plan
 
@@ -172,7 +172,6 @@ PLANS: Final[dict[str, Plan]] = {
     "kv_slot_exhausted": Plan(
         "more_kv",
         pool.fewer_slots_taken,
-        unless_engine("sglang", load.fewer_sequences),
         load.larger_context,
         on_engine("sglang", upgrade("that counts its request slots right.")),
         CAP_ANSWERS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from oomwatch.remedies.context import Context, Draft, power_of_two_below
+from oomwatch.remedies.moves_load import fewer_sequences
 from oomwatch.units import format_count
 
 
@@ -24,10 +25,12 @@ def more_conservative(context: Context) -> Draft | None:
 
 
 def fewer_slots_taken(context: Context) -> Draft | None:
-    """Fewer requests than the request table has rows for, as its own message asks for."""
+    """Fewer requests at once: SGLang's message asks for it, a row short of any length."""
     flag = "--max-running-requests"
+    if context.name != "sglang":
+        return fewer_sequences(context)
     old = context.now_or_assumed(flag)
-    if context.name != "sglang" or not old or old < 2:
+    if not old or old < 2:
         return None
     new = power_of_two_below(old / 2)
     return Draft(
