@@ -89,6 +89,7 @@ class Agent:
             retention=retention_of(store),
             on_status=self._on_store,
             interval_seconds=store.commit_interval_seconds,
+            capacity=self.config.agent.queue_size,
         )
         self.notifier = Notifier(self.config, self.host, self.writer)
         self.mailbox = Mailbox(self.config.agent.queue_size)
