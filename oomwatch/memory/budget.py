@@ -9,33 +9,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
+from oomwatch.memory.activation import activation_peak
 from oomwatch.memory.devices import Device
-from oomwatch.memory.model_config import (
-    Attention,
-    LatentAttention,
-    Layer,
-    ModelConfig,
-    Recurrent,
-)
+from oomwatch.memory.model_config import ModelConfig, Recurrent
 from oomwatch.memory.quantization import quantization_of
 from oomwatch.memory.settings import Settings
+from oomwatch.memory.term import Term
 from oomwatch.memory.weights import Sharding, weights_bytes
 from oomwatch.units import GIB, MIB
-
-# Bytes per logit (rows x vocabulary) alive at the sampler's peak.
-SAMPLER_V0: Final = 47.6
-"""V0 from 0.8: two starts that print it, Phi-4 on A100 and Qwen2.5-0.5B on A6000, 256 sequences."""
-SAMPLER_SORT: Final = 38.4
-"""PyTorch's sort for top-k and top-p: six 0.11.0 starts on H100 print 38.3 to 38.6, and V0 before
-0.8 the same (Llama-3-8B 0.6.5, Qwen2.5-14B 0.7.2, Qwen2.5-7B 0.7.3)."""
-SAMPLER_TRITON: Final = 14.0
-"""16-bit logits, 32-bit logits, probabilities and noise, from 0.17: with the buffer below and 0.37
-GiB non-torch this gives 2.53 of 2.45 GiB (H100, 0.19.1) and 1.14 of 1.23 GiB (A100, 0.19.0)."""
-TRITON_BUFFER_ROWS: Final = 120
-"""Rows of 32-bit scratch in the same sampler: one per multiprocessor (108 on A100, 132 on H100)."""
-SAMPLER_FLASHINFER: Final = 10.0
-"""16-bit logits, 32-bit logits, probabilities: a 0.10.1 start on A100 (0.86 of 0.86 GiB with its
-non-torch); a start of 0.27 leaves at most 9.9."""
 
 GRAPH_LAYER_BYTES: Final = 0.3 * MIB
 """Per layer and captured size: 0.29 to 0.34 MiB in five V1 captures (3 to 67 sizes)."""
@@ -65,30 +46,11 @@ CONSUMED_EXTRA_RANKS: Final = 0.6
 
 _LEFT_BY_SGLANG: Final = 0.6 * GIB
 """CUDA context that is gone before SGLang reads its free memory."""
+SGLANG_GRAPH_BYTES: Final = 2 * MIB
+"""Per request of the largest decode graph: SGLang's own reserve. Real captures took half to four
+times that."""
 SGLANG_STATE_SHARE: Final = 0.9 / 1.9
 """SGLang gives recurrent states 0.9 parts and the token pool 1 (4.48 of 9.5 GiB in one log)."""
-_ENCODER_INPUT_BYTES: Final = 2 * 3 * 4
-"""Per pixel of a patch: two frames, three colours, 32 bits."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Term:
-    """One share of the GPU, with the interval it is expected in."""
-
-    bytes: int
-    low: int
-    high: int
-
-    @classmethod
-    def around(cls, value: float, relative: float, absolute: float = 0.0) -> Term:
-        """A value with a relative and an absolute uncertainty."""
-        spread = abs(value) * relative + absolute
-        return cls(round(value), round(max(0.0, value - spread)), round(value + spread))
-
-    @classmethod
-    def exact(cls, value: float) -> Term:
-        """A value that was read, not predicted."""
-        return cls(round(value), round(value), round(value))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,6 +68,8 @@ class Budget:
     kv: Term
     counts_graphs: bool
     """Whether the graphs come out of the requested share, or stand beside it."""
+    short_bytes: int = 0
+    """By how much activations and graphs at their smallest exceed what is left beside the pool."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,6 +86,8 @@ class Known:
     free_at_start_bytes: int | None = None
     checkpoint_bytes: int | None = None
     """All tensors of the weight files together, over all GPUs."""
+    activation_scale: float = 1.0
+    """How much of the modelled activation peak there was room for in a start that was seen."""
 
 
 def divide(
@@ -137,7 +103,7 @@ def divide(
     activation = (
         Term.exact(known.activation_bytes)
         if known.activation_bytes is not None
-        else activation_peak(model, settings)
+        else activation_peak(model, settings).scaled(known.activation_scale)
     )
     graphs = (
         Term.exact(known.graphs_bytes)
@@ -163,6 +129,9 @@ def divide(
     terms = [weights, activation, non_torch] + ([graphs] if settings.estimates_graphs else [])
     if known.kv_available_bytes is not None:
         kv = Term.exact(known.kv_available_bytes)
+        if settings.kv_cache_memory_bytes is None and known.activation_bytes is None:
+            beside = sum(t.bytes for t in terms) - activation.bytes
+            activation = activation.at_most(requested - beside - max(0, kv.bytes))
     elif settings.kv_cache_memory_bytes is not None:
         kv = Term.exact(settings.kv_cache_memory_bytes)
     else:
@@ -182,6 +151,24 @@ def divide(
         kv,
         settings.estimates_graphs,
     )
+
+
+def cut_to_card(budget: Budget, pool_bytes: int, *, measured: bool) -> Budget:
+    """The budget with activations and graphs no larger than what a pool of this size leaves them.
+
+    Activations have their room for sure where they are `measured` before the pool is sized: not on
+    SGLang, and not beside a pool that was set by hand.
+    """
+    kept = budget.weights.bytes + budget.non_torch.bytes + budget.state_pool_bytes + pool_bytes
+    left = max(0, budget.total_bytes - kept)
+    activation, graphs = budget.activation, budget.graphs
+    least = activation.bytes if measured else activation.low
+    short = max(0, least + graphs.low - left)
+    if activation.bytes > left:
+        activation = activation.at_most(left)
+    if graphs.bytes > left - activation.bytes:
+        graphs = graphs.at_most(left - activation.bytes)
+    return dataclasses.replace(budget, activation=activation, graphs=graphs, short_bytes=short)
 
 
 def sharding(settings: Settings) -> Sharding:
@@ -237,79 +224,11 @@ def _scaled_to_files(model: ModelConfig, size: int, checkpoint: int) -> Term:
     return Term.around(size * ratio, 0.05, 0.05 * GIB)
 
 
-# ----------------------------------------------------------------------------------- activation
-def activation_peak(model: ModelConfig, settings: Settings) -> Term:
-    """The peak of the profile run: the sampler, one layer's forward pass, or the image encoder."""
-    tokens = settings.max_num_batched_tokens
-    hidden = tokens * model.hidden * model.dtype_bytes
-    rows = min(settings.max_num_seqs, tokens)
-    per_logit = _sampler_bytes(settings)
-    buffer = 4 * TRITON_BUFFER_ROWS if per_logit == SAMPLER_TRITON else 0
-    sampler = (rows * per_logit + buffer) * model.vocab + hidden
-    forward = (
-        tokens
-        * model.dtype_bytes
-        * max(_forward_elements(model, layer, settings) for layer in model.layers)
-    )
-    peak = max(sampler, forward)
-    if model.vision is None or not settings.encoder:
-        return Term.around(peak, 0.1, 0.1 * GIB)
-    encoder, kept = _encoder(model, settings)
-    return Term.around(max(peak + kept, encoder), 0.4, 0.2 * GIB)
-
-
-def _sampler_bytes(settings: Settings) -> float:
-    if settings.v0:
-        return SAMPLER_V0 if settings.version >= (0, 8, 0) else SAMPLER_SORT
-    if settings.flashinfer_sampler:
-        return SAMPLER_FLASHINFER
-    return SAMPLER_TRITON if settings.version >= (0, 17, 0) else SAMPLER_SORT
-
-
-def _forward_elements(model: ModelConfig, layer: Layer, settings: Settings) -> int:
-    """Elements per token alive in one layer: the widest of attention and MLP.
-
-    MLP: gate and up projections, their product, and three hidden vectors (four in V0 from 0.7).
-    Experts: each token's copies for its active experts, as the fused kernels hold them.
-    """
-    ranks, attention, hidden = settings.tensor_parallel, settings.attention_ranks, model.hidden
-    kept = (4 if settings.v0 and settings.version >= (0, 7, 0) else 3) * hidden
-    mlp = layer.mlp
-    wide = 3 * max(mlp.dense, mlp.shared_width) // ranks
-    if mlp.experts:
-        width = mlp.expert_width
-        if not settings.expert_parallel:
-            width //= ranks * settings.data_parallel
-        wide += mlp.active_experts * (max(2 * width, hidden) + width)
-    mixer = layer.mixer
-    if isinstance(mixer, Attention):
-        mixed = (2 * mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim // attention
-    elif isinstance(mixer, LatentAttention):
-        per_head = 3 * (mixer.nope_dim + mixer.rope_dim) + 2 * (mixer.nope_dim + mixer.value_dim)
-        mixed = mixer.heads * per_head // attention
-    else:
-        mixed = (2 * mixer.conv_dim + 3 * mixer.value_dim) // attention
-    return kept + max(wide, mixed)
-
-
-def _encoder(model: ModelConfig, settings: Settings) -> tuple[float, float]:
-    """(peak while images are encoded, bytes of their embeddings kept during the text pass)."""
-    vision = model.vision
-    if vision is None:
-        return 0.0, 0.0
-    per_item = max(1, vision.max_patches_per_item // vision.merge)
-    items = max(1, settings.max_num_batched_tokens // per_item)
-    patches = items * vision.max_patches_per_item
-    ranks = settings.tensor_parallel if vision.sharded else 1
-    width = 3 * vision.hidden + (3 if vision.gated else 2) * vision.intermediate // ranks
-    pixels = patches * vision.patch**2 * _ENCODER_INPUT_BYTES
-    kept = items * per_item * model.hidden * model.dtype_bytes
-    mask = patches**2 * model.dtype_bytes if vision.block_mask else 0
-    return patches * width * model.dtype_bytes + pixels + mask, kept
-
-
 # ---------------------------------------------------------------------------- graphs, non-torch
 def _graphs(model: ModelConfig, settings: Settings) -> Term:
+    if settings.engine == "sglang":
+        reserve = 0 if settings.enforce_eager else settings.decode_batch * SGLANG_GRAPH_BYTES
+        return Term(reserve, reserve // 2, 4 * reserve)
     layers = len(model.layers) // settings.pipeline_parallel
     per_layer = GRAPH_LAYER_BYTES_V0 if settings.v0 else GRAPH_LAYER_BYTES
     return Term.around(layers * settings.graph_count * per_layer, 0.6)
@@ -344,7 +263,10 @@ def _sglang(
     activation: Term,
     graphs: Term,
 ) -> Budget:
-    """SGLang: all pools together get fraction x free - weights; the rest is slack."""
+    """SGLang: all pools together get fraction x free - weights.
+
+    Activations and graphs live in what the fraction leaves, which nothing measures or reserves.
+    """
     free = known.free_at_start_bytes or device.total_bytes - _LEFT_BY_SGLANG
     usable = settings.utilization * free
     rest = usable - weights.bytes

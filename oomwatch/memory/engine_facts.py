@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from oomwatch.errors import OomwatchError
-from oomwatch.memory.budget import Budget, Known, Term
+from oomwatch.memory.budget import Budget, Known
 from oomwatch.memory.config_source import Found, load_model
 from oomwatch.memory.devices import Device, find_device
 from oomwatch.memory.hf_config import parse_config
 from oomwatch.memory.model_config import ModelConfig
 from oomwatch.memory.planner import Plan, PlanInput, change, plan, without_facts
+from oomwatch.memory.term import Term
 from oomwatch.records import EngineFacts
 from oomwatch.units import GIB
 
@@ -126,6 +127,7 @@ def predict(
         spread = given.known.kv_rounding_bytes + sum(
             abs((new.high - new.low) - (old.high - old.low)) // 2
             for old, new in _terms(base.budget, after.budget)
+            if after.budget.counts_graphs or new is not after.budget.graphs
         )
         if given.device.name == INFERRED:
             moved = abs(after.budget.requested_bytes - before.budget.requested_bytes)
@@ -158,16 +160,26 @@ def _terms(before: Budget, after: Budget) -> tuple[tuple[Term, Term], ...]:
 
 
 def _freed(given: PlanInput, before: Plan, base: Plan, after: Plan) -> int:
-    """Decreases of all shares together; `base` is the old command by the model alone."""
+    """Decreases of all shares together; `base` is the old command by the model alone.
+
+    Never more than there is: the card, less what is held then, and, where the pool takes it at an
+    unchanged share, what the pool grows by.
+    """
+    total = after.budget.total_bytes
     changes = [old.bytes - new.bytes for old, new in _terms(base.budget, after.budget)]
     printed = given.known.weights_bytes
     if printed is not None and base.budget.weights.bytes:
         changes[0] = round(changes[0] * printed / base.budget.weights.bytes)
+    if after.settings.engine == "sglang":
+        changes[1:3] = 0, 0  # a step of work is no part of what is divided
+    moved = before.budget.requested_bytes - after.budget.requested_bytes
     if after.settings.kv_cache_memory_bytes is not None:
-        changes.append(before.kv_available_bytes - after.kv_available_bytes)
-    else:
-        changes.append(before.budget.requested_bytes - after.budget.requested_bytes)
-    return sum(max(0, size) for size in changes)
+        moved = before.kv_available_bytes - after.kv_available_bytes
+    changes.append(moved)
+    held = sum(min(new.bytes, total) for _, new in _terms(base.budget, after.budget))
+    freed = min(sum(max(0, size) for size in changes), max(0, total - held))
+    gained = max(0, after.kv_available_bytes) - max(0, before.kv_available_bytes)
+    return min(freed, gained) if moved == 0 and gained > 0 else freed
 
 
 def known_model(engine: EngineFacts) -> Found | None:

@@ -12,13 +12,19 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from oomwatch.engines.versions import outside
-from oomwatch.memory.budget import Budget, Known, Term, divide
+from oomwatch.errors import UsageError
+from oomwatch.memory.budget import Budget, Known, cut_to_card, divide
 from oomwatch.memory.devices import Device
 from oomwatch.memory.kv_cache import KvLayout, build_layout
 from oomwatch.memory.kv_formats import find_format, unsupported
-from oomwatch.memory.model_config import Attention, ModelConfig, Recurrent
+from oomwatch.memory.model_config import Attention, ModelConfig
+from oomwatch.memory.refusals import refusal_of
 from oomwatch.memory.settings import NEWEST, Settings, resolve
-from oomwatch.units import GIB
+from oomwatch.memory.term import Term
+from oomwatch.units import GIB, format_count
+
+_READ_WRONG = 1.02
+"""Sizes of one start may exceed the card by what a data sheet's total is off."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,12 +68,22 @@ class Plan:
     refusal_text: str | None
     max_model_len_that_fits: int
     assumptions: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    """What may go wrong although it starts."""
+
+    @property
+    def pool_bytes(self) -> int:
+        """What the KV pool takes: all that is available, unless a flag sets its size."""
+        if self.settings.blocks_override is None and self.settings.most_tokens is None:
+            return max(0, self.kv_available_bytes)
+        return self.blocks * self.layout.block_bytes
 
 
 def plan(given: PlanInput) -> Plan:
     """What the server would print, and whether it starts.
 
-    Raises UsageError for an engine without a model, or values that no release accepts.
+    Raises UsageError for an engine without a model, for values that no release accepts, and for
+    facts that cannot be of one start on this card.
     """
     settings = resolve(
         given.engine,
@@ -81,10 +97,15 @@ def plan(given: PlanInput) -> Plan:
     if settings.dtype_bytes is not None:
         model = dataclasses.replace(model, dtype_bytes=settings.dtype_bytes)
     budget, layout = _tightest(model, given, settings)
+    _one_start(given, settings, budget)
     kv = _shifted(budget.kv, given.offset_bytes)
+    if settings.kv_cache_memory_bytes is None and given.known.kv_available_bytes is None:
+        kv = kv.at_most(budget.requested_bytes - budget.weights.bytes) if kv.bytes > 0 else kv
     blocks = layout.blocks(kv.bytes)
     if settings.blocks_override is not None:
         blocks = settings.blocks_override
+    if settings.most_tokens is not None:
+        blocks = min(blocks, settings.most_tokens // layout.block_tokens)
     length = settings.max_model_len
     limit = max(length, model.max_model_len)
     checked, held = layout, blocks
@@ -92,10 +113,10 @@ def plan(given: PlanInput) -> Plan:
         checked = build_layout(model, dataclasses.replace(settings, pipeline_parallel=1))
         held = checked.blocks(kv.bytes)
     longest = checked.longest(held, limit)
-    refusal, text = _refusal(
+    refusal, text = refusal_of(
         given, settings, budget, checked, kv_bytes=kv.bytes, blocks=held, longest=longest
     )
-    return Plan(
+    found = Plan(
         settings=settings,
         kv_format=settings.kv_format(model).name,
         budget=budget,
@@ -113,6 +134,40 @@ def plan(given: PlanInput) -> Plan:
         refusal_text=text,
         max_model_len_that_fits=longest,
         assumptions=_assumptions(model, given, settings, layout),
+    )
+    budget = cut_to_card(budget, found.pool_bytes, measured=settings.measures_activations)
+    warnings = _warnings(settings, budget) if found.fits else ()
+    return dataclasses.replace(found, budget=budget, warnings=warnings)
+
+
+def _one_start(given: PlanInput, settings: Settings, budget: Budget) -> None:
+    """Raise UsageError where weights and KV memory that were read exceed the card together."""
+    read = given.known.kv_available_bytes
+    weights = 0 if settings.cpu_offload_bytes else given.known.weights_bytes or 0
+    if read is not None and weights + read > _READ_WRONG * budget.total_bytes:
+        raise UsageError(
+            f"weights of {weights / GIB:.2f} GiB and {read / GIB:.2f} GiB of KV memory do not fit "
+            f"a card of {budget.total_bytes / GIB:.2f} GiB: they are not of one start on it"
+        )
+
+
+def _warnings(settings: Settings, budget: Budget) -> tuple[str, ...]:
+    """What the engine does not check before it starts."""
+    if budget.short_bytes <= 0:
+        return ()
+    short = f"at least {budget.short_bytes / GIB:.1f} GiB short on each GPU"
+    if settings.engine == "sglang":
+        lower = "--mem-fraction-static or --chunked-prefill-size"
+    elif not settings.measures_activations:
+        lower = "the size of the KV cache that is set"
+    else:
+        return (
+            f"CUDA graphs come on top of the share, and what is left for them is {short}: their "
+            "capture may run out of memory; lower --gpu-memory-utilization",
+        )
+    return (
+        f"what is left for activations and CUDA graphs is {short}, and nothing checks that before "
+        f"the server starts: the capture or a long prompt may run out of memory; lower {lower}",
     )
 
 
@@ -149,8 +204,23 @@ def without_facts(given: PlanInput, changed: Collection[str] = ()) -> PlanInput:
             weights_bytes=None if _moves_weights(set(changed)) else known.weights_bytes,
             free_at_start_bytes=known.free_at_start_bytes,
             checkpoint_bytes=known.checkpoint_bytes,
+            activation_scale=_activation_scale(given),
         ),
     )
+
+
+def _activation_scale(given: PlanInput) -> float:
+    """How much of the modelled peak of a step a start that was seen had room for, at most all.
+
+    A peak that is smaller than the model says cannot be freed as if it were the model's.
+    """
+    known = given.known
+    if known.kv_available_bytes is None and known.activation_bytes is None:
+        return known.activation_scale
+    bare = dataclasses.replace(known, kv_available_bytes=None, activation_bytes=None)
+    modelled = plan(dataclasses.replace(given, known=bare)).budget.activation.bytes
+    seen = plan(given).budget.activation.bytes
+    return known.activation_scale * min(1.0, seen / modelled) if modelled > 0 else 1.0
 
 
 _SHARD_FLAGS = (
@@ -193,97 +263,6 @@ def _tightest(model: ModelConfig, given: PlanInput, settings: Settings) -> tuple
     return best[1], best[2]
 
 
-def _refusal(
-    given: PlanInput,
-    settings: Settings,
-    budget: Budget,
-    layout: KvLayout,
-    *,
-    kv_bytes: int,
-    blocks: int,
-    longest: int,
-) -> tuple[str | None, str | None]:
-    """(cause id, sentence) of the error that the engine would give, or (None, None)."""
-    length = settings.max_model_len
-    weights = budget.weights.bytes
-    ranks = settings.tensor_parallel * settings.pipeline_parallel
-    if given.gpu_count is not None and ranks > given.gpu_count:
-        return "config_error", f"it asks for {ranks} GPUs and {given.gpu_count} are there"
-    unsplit = _unsplit(given.model, settings) or _uncut(given, settings)
-    if unsplit is not None:
-        return "config_error", unsplit
-    if given.known.kv_available_bytes is None and weights > budget.total_bytes:
-        return (
-            "weights_dont_fit",
-            f"weights take {weights / GIB:.1f} GiB of a {budget.total_bytes / GIB:.1f} GiB card",
-        )
-    needs = layout.request_bytes(length)
-    if settings.engine == "sglang":
-        if kv_bytes <= 0:
-            return "kv_no_blocks", "the static fraction is smaller than the weights"
-        return None, None
-    peak = weights + budget.activation.low
-    if given.known.kv_available_bytes is None and peak > budget.total_bytes:
-        return "profile_activation_peak", "weights and the profile run's peak exceed the card"
-    if kv_bytes <= 0 or blocks <= 0:
-        return "kv_no_blocks", f"nothing is left for KV cache ({kv_bytes / GIB:.2f} GiB)"
-    usable = blocks - 1 if settings.version >= (0, 29, 0) and not settings.v0 else blocks
-    if given.known.kv_available_bytes is not None and given.known.kv_rounding_bytes:
-        usable += 1 + given.known.kv_rounding_bytes // layout.block_bytes
-    if layout.request_blocks(length) > usable:
-        return (
-            "kv_lt_max_len",
-            (
-                f"one request of {length} tokens needs {needs / GIB:.2f} GiB of KV cache, "
-                f"{kv_bytes / GIB:.2f} GiB are available; {longest} tokens would fit"
-            ),
-        )
-    if (
-        given.model.is_hybrid
-        and settings.max_seqs_given
-        and settings.version >= (0, 20, 0)
-        and settings.graph_count
-        and settings.max_num_seqs > usable
-    ):
-        return (
-            "state_cache_seqs",
-            f"--max-num-seqs {settings.max_num_seqs} exceeds the {blocks} blocks for states",
-        )
-    return None, None
-
-
-def _uncut(given: PlanInput, settings: Settings) -> str | None:
-    """Why vLLM refuses steps shorter than a prompt that it must not cut; None where it does not."""
-    tokens, length = settings.max_num_batched_tokens, settings.max_model_len
-    if settings.engine != "vllm" or "--max-num-batched-tokens" not in given.arguments:
-        return None
-    chunked = given.arguments.get("--enable-chunked-prefill")
-    by_default = not settings.v0 or length > 32768  # V0 turns it on for long contexts
-    cuts = by_default if chunked is None else str(chunked).lower() in ("true", "1", "yes")
-    if cuts or tokens >= length:
-        return None
-    return (
-        f"without chunked prefill --max-num-batched-tokens {tokens} is less than the longest "
-        f"request of {length} tokens: set --enable-chunked-prefill with it"
-    )
-
-
-def _unsplit(model: ModelConfig, settings: Settings) -> str | None:
-    """Why the engine cannot split the model so; None where it can."""
-    stages, ranks = settings.pipeline_parallel, settings.attention_ranks
-    if stages > len(model.layers):
-        return f"{len(model.layers)} layers do not fill {stages} pipeline stages"
-    for layer in model.layers:
-        mixer = layer.mixer
-        if isinstance(mixer, Recurrent):
-            continue
-        if mixer.heads % ranks:
-            return f"{mixer.heads} attention heads do not divide by {ranks} GPUs"
-        if isinstance(mixer, Attention) and mixer.kv_heads % ranks and ranks % mixer.kv_heads:
-            return f"{mixer.kv_heads} KV heads and {ranks} GPUs do not divide each other"
-    return None
-
-
 def _assumptions(
     model: ModelConfig, given: PlanInput, settings: Settings, layout: KvLayout
 ) -> tuple[str, ...]:
@@ -301,8 +280,9 @@ def _assumptions(
         )
     if settings.max_model_len > given.model.max_model_len and not given.model.unknown:
         found.append(
-            f"{settings.max_model_len} tokens are more than the model's own "
-            f"{given.model.max_model_len}: the engine refuses that unless it is told otherwise"
+            f"{format_count(settings.max_model_len)} tokens are more than the model's own "
+            f"{format_count(given.model.max_model_len)}: the engine refuses that unless it is told "
+            "otherwise"
         )
     beyond = outside(settings.engine, given.version) if given.version else None
     if beyond and settings.version != NEWEST:

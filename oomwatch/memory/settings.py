@@ -24,6 +24,7 @@ from oomwatch.memory.flag_values import (
 from oomwatch.memory.kv_formats import find_format, unsupported
 from oomwatch.memory.model_config import ModelConfig
 from oomwatch.memory.quantization import quantization_of
+from oomwatch.units import GIB, MIB
 
 Engine = Literal["vllm", "sglang"]
 
@@ -70,9 +71,13 @@ class Settings:
     latent_cache: bool = True
     """MLA keeps its latent; before 0.7.1, or switched off, it keeps whole heads."""
     graph_count: int = 0
+    decode_batch: int = 0
+    """SGLang: requests of the largest decode graph, which its own reserve is made for."""
     estimates_graphs: bool = False
     kv_cache_memory_bytes: int | None = None
     blocks_override: int | None = None
+    most_tokens: int | None = None
+    """SGLang's limit of the pool in tokens, for tests and shared cards."""
     quantization: str | None = None
     dtype_bytes: int | None = None
     state_dtype_bytes: int | None = None
@@ -95,6 +100,12 @@ class Settings:
             and self.hybrid_manager
             and self.version >= (0, 9, 1)
         )
+
+    @property
+    def measures_activations(self) -> bool:
+        """Whether the KV pool is sized by what a profile run leaves: not where a flag sizes it."""
+        sized = self.kv_cache_memory_bytes is not None or self.blocks_override is not None
+        return self.engine == "vllm" and not sized
 
     @property
     def in_flight_tokens(self) -> int:
@@ -293,6 +304,10 @@ def _sglang(
     spread = bool(values.get("--enable-dp-attention"))
     attention = pick.integer("--attn-dp-size", data if spread else 1)
     chunk = _sglang_chunk(values)
+    stages = pick.ranks("--pp-size")
+    batch = _sglang_batch(device, ranks)
+    for flag in ("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode"):
+        batch = pick.optional(flag) or batch
     drafts = pick.integer("--speculative-num-draft-tokens", 0)
     mtp = bool(drafts) and model.mtp_layers > 0 and not values.get("--speculative-draft-model-path")
     return Settings(
@@ -302,15 +317,19 @@ def _sglang(
         max_model_len=length,
         max_num_seqs=pick.integer("--max-running-requests", 2048),
         max_num_batched_tokens=max(chunk, 2048),
-        utilization=pick.share("--mem-fraction-static", _sglang_fraction(device, ranks)),
+        utilization=pick.share(
+            "--mem-fraction-static", _sglang_fraction(device, chunk, batch, ranks * stages)
+        ),
         kv_cache_dtype=str(values.get("--kv-cache-dtype") or "auto"),
         block_size=pick.optional("--page-size"),
         tensor_parallel=ranks,
-        pipeline_parallel=pick.ranks("--pp-size"),
+        pipeline_parallel=stages,
         data_parallel=data,
         expert_parallel=pick.ranks("--ep-size") > 1,
         attention_data_parallel=attention,
         enforce_eager=bool(values.get("--disable-cuda-graph")),
+        decode_batch=batch,
+        most_tokens=pick.optional("--max-total-tokens"),
         draft_layers=max(1, model.mtp_layers) if mtp else 0,
         draft_weight_layers=max(1, model.mtp_layers) if mtp else 0,
         quantization=text_of(arguments.get("--quantization")),
@@ -327,17 +346,26 @@ def _sglang_chunk(values: Mapping[str, Any]) -> int:
     return Numbers(values).integer("--chunked-prefill-size", 8192)
 
 
-def _sglang_fraction(device: Device, ranks: int) -> float:
+def _sglang_batch(device: Device, ranks: int) -> int:
+    """Requests of the largest decode graph by default, by memory of the card and ranks."""
+    size = device.total_bytes / GIB
+    few, many = (8, 8) if size < 20 else (24, 80) if size < 35 else (32, 160)
+    if size >= 60:
+        few, many = 256, 512
+    return many if ranks >= 4 else few
+
+
+def _sglang_fraction(device: Device, chunk: int, batch: int, ranks: int) -> float:
     """The default fraction where the version's own rule is not in the tables.
 
-    Reserve in MB: 512 + 1.5 per token of a chunk + 2 per graph batch + 128 per rank.
+    Reserve in MB: 512 + 1.5 per token of a chunk + 2 per graph batch + 128 per rank. A chunk that
+    reserves more than the card leaves nothing, not even for the weights.
     """
-    card = device.total_bytes / 2**20
-    chunk = 2048 if card < 35 * 1024 else 4096 if card < 60 * 1024 else 8192
-    reserve = 512 + 1.5 * chunk + 2 * (256 if card >= 60 * 1024 else 24) + 128 * ranks
+    card = device.total_bytes / MIB
+    reserve = 512 + 1.5 * max(chunk, 2048) + 2 * batch + 128 * ranks
     if card > 60 * 1024:
         reserve = max(reserve, 10240)
-    return round((card - reserve) / card, 3)
+    return max(0.001, round((card - reserve) / card, 3))
 
 
 # --------------------------------------------------------------------------------- vLLM's rules

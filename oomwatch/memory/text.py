@@ -60,6 +60,8 @@ def print_plan(
     _print_bar(console, plan)
     if not too_large or verbose:
         _print_cache(console, plan)
+    for each in plan.warnings:
+        _print_item(console, each, indent="  ! ", style="yellow")
     shown = [each for each in changes if verbose or _is_useful(plan, each)]
     _print_changes(console, plan, shown)
     if verbose:
@@ -123,15 +125,13 @@ def verdict(plan: Plan) -> str:
 def shares(plan: Plan) -> tuple[tuple[str, int], ...]:
     """The parts of one GPU, as (name, bytes); they add up to its total where the plan fits."""
     budget = plan.budget
-    graphs = budget.graphs.bytes
-    kv = max(0, plan.kv_available_bytes)
     parts = [
         ("weights", budget.weights.bytes),
         ("activation", budget.activation.bytes),
-        ("cuda graphs", graphs),
+        ("cuda graphs", budget.graphs.bytes),
         ("non-torch", budget.non_torch.bytes),
         ("states", budget.state_pool_bytes),
-        ("kv cache", kv),
+        ("kv cache", plan.pool_bytes),
     ]
     used = sum(size for _, size in parts)
     return (*parts, ("left outside", max(0, budget.total_bytes - used)))
@@ -155,13 +155,17 @@ def _print_bar(console: Console, plan: Plan) -> None:
                 line = Text("  ")
             line.append("■" if colored else letter, style=style)
             line.append(f"{words}   ")
-    if line.cell_len + 11 > console.width:
+    unit = "GiB per GPU"
+    beyond = sum(size for _, size in parts) - plan.budget.total_bytes
+    if beyond > 0:
+        unit += f", {beyond / GIB:.2f} more than the card has"
+    if line.cell_len + len(unit) > console.width:
         console.print(line)
         line = Text("  ")
-    line.append("GiB per GPU")
+    line.append(unit)
     console.print(line)
     low, high = max(0, plan.kv_low_bytes) / GIB, plan.kv_high_bytes / GIB
-    if low < high:
+    if low < high and plan.pool_bytes == plan.kv_available_bytes:
         console.print(f"  KV cache expected between {low:.2f} and {high:.2f} GiB per GPU")
 
 

@@ -71,7 +71,7 @@ def what_if(given: PlanInput, now: Plan) -> tuple[WhatIf, ...]:
                 set=flags,
                 unset=unset,
                 plan=after,
-                freed_bytes=after.kv_available_bytes - now.kv_available_bytes,
+                freed_bytes=max(0, after.kv_available_bytes) - max(0, now.kv_available_bytes),
                 cost=cost,
                 validated=not reasons,
                 reason=reasons[0] if reasons else None,

@@ -2,9 +2,10 @@
 
 import pytest
 
-from oomwatch.memory.budget import Known, Term, divide
+from oomwatch.memory.budget import Known, divide
 from oomwatch.memory.planner import plan
 from oomwatch.memory.settings import resolve
+from oomwatch.memory.term import Term
 from oomwatch.units import GIB
 
 LENGTH = {"--max-model-len": "16000", "--gpu-memory-utilization": "0.9", "--block-size": "128"}
@@ -132,6 +133,60 @@ def test_sglang_gives_the_pools_a_share_of_free_memory(given):
         )
     )
     assert found.kv.bytes == pytest.approx(0.9 * 78 * GIB - found.weights.bytes, abs=1)
+
+
+def test_activations_and_graphs_of_sglang_live_in_what_the_fraction_leaves(given):
+    found = plan(given("qwen2.5-7b", "rtx-4090", engine="sglang", version="0.5.23"))
+    budget = found.budget
+    assert budget.kv.bytes == pytest.approx(budget.requested_bytes - budget.weights.bytes, abs=2)
+    left = budget.total_bytes - budget.requested_bytes - budget.non_torch.bytes
+    assert 0 < budget.activation.bytes + budget.graphs.bytes < left
+    assert found.warnings == ()
+
+
+def test_the_default_fraction_leaves_what_a_longer_chunk_takes(given):
+    def usable(**flags):
+        item = given("qwen2.5-7b", "rtx-4090", engine="sglang", version="0.5.23", flags=flags)
+        return budget(item).requested_bytes / item.device.total_bytes
+
+    assert usable() == pytest.approx(0.70, abs=0.02)
+    less = {"--chunked-prefill-size": "8192"}
+    assert usable(**less) == pytest.approx(usable() - 4096 * 1.5 / 24084, abs=0.01)
+
+
+def test_a_fraction_that_leaves_no_room_for_a_step_is_warned_of(given):
+    flags = {"--mem-fraction-static": "0.99"}
+    found = plan(given("qwen3-8b", engine="sglang", version="0.5.23", flags=flags))
+    assert found.fits
+    assert "--mem-fraction-static" in found.warnings[0]
+    budget = found.budget
+    parts = budget.weights, budget.activation, budget.graphs, budget.non_torch, budget.kv
+    assert sum(part.bytes for part in parts) <= budget.total_bytes
+
+
+def test_graphs_beside_a_share_that_leaves_nothing_are_warned_of(given):
+    flags = {"--quantization": "fp8", "--max-model-len": "1024", "--max-num-seqs": "256"}
+    assert plan(given("llama-3.1-70b", version="0.11.0", flags=flags)).warnings == ()
+    flags["--gpu-memory-utilization"] = "0.995"
+    full = plan(given("llama-3.1-70b", version="0.11.0", flags=flags))
+    assert full.fits
+    assert "CUDA graphs" in full.warnings[0]
+
+
+def test_nothing_beside_a_pool_that_was_set_by_hand_is_sure(given):
+    flags = {"--kv-cache-memory-bytes": str(62 * GIB)}
+    found = plan(given("qwen3-8b", version="0.33.0", flags=flags))
+    assert found.fits
+    assert "the size of the KV cache that is set" in found.warnings[0]
+
+
+def test_a_pool_that_was_read_leaves_the_peak_only_the_rest(given):
+    known = Known(weights_bytes=int(14.27 * GIB), kv_available_bytes=int(6.24 * GIB))
+    flags = {"--gpu-memory-utilization": "0.98", "--max-num-seqs": "1024"}
+    item = given("qwen2.5-7b", "l4", version="0.10.2", flags=flags, known=known)
+    found = budget(item)
+    rest = found.requested_bytes - found.weights.bytes - found.kv.bytes - found.non_torch.bytes
+    assert found.activation.bytes == rest
 
 
 def test_sglang_takes_states_before_tokens(given):

@@ -1,6 +1,7 @@
 import pytest
 
 from oomwatch.causes import class_of
+from oomwatch.errors import UsageError
 from oomwatch.memory.budget import Known
 from oomwatch.memory.planner import change, plan
 from oomwatch.units import GIB
@@ -178,3 +179,29 @@ def test_prompts_that_are_not_cut_need_a_step_as_long(given, *, version, length,
     found = plan(given("llama-3.1-8b", "h100", version=version, flags=arguments))
     assert (found.refusal == "config_error") is refused
     assert ("--enable-chunked-prefill" in (found.refusal_text or "")) is refused
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "refusal"),
+    [
+        ("0.11.0", {"--gpu-memory-utilization": "1.0"}, "gpu_busy_margin"),
+        ("0.33.0", {"--kv-cache-memory-bytes": "100000000000"}, "kv_alloc_overcommit"),
+        ("0.33.0", {"--num-gpu-blocks-override": "1000000"}, "kv_alloc_overcommit"),
+        ("0.33.0", {"--kv-cache-memory-bytes": "40000000000"}, None),
+    ],
+)
+def test_what_the_card_cannot_hold_is_refused(given, version, flags, refusal):
+    assert plan(given("qwen3-8b", version=version, flags=flags)).refusal == refusal
+
+
+def test_weights_and_a_pool_that_exceed_the_card_are_not_of_one_start(given):
+    known = Known(weights_bytes=60 * GIB, kv_available_bytes=70 * GIB)
+    with pytest.raises(UsageError, match="are not of one start"):
+        plan(given("qwen3-8b", known=known))
+
+
+def test_a_limit_of_tokens_is_all_that_sglang_takes(given):
+    flags = {"--max-total-tokens": "100000"}
+    found = plan(given("qwen3-8b", engine="sglang", version="0.5.4", flags=flags))
+    assert found.tokens == 100000
+    assert found.pool_bytes == 100000 * found.layout.bytes_per_token

@@ -11,6 +11,7 @@ from oomwatch.memory.config_source import load_model
 from oomwatch.memory.devices import find_device
 from oomwatch.memory.hf_config import parse_config
 from oomwatch.memory.planner import PlanInput, change, plan
+from oomwatch.memory.text import shares
 from oomwatch.memory.what_if import kv_table, what_if
 
 MODELS = [
@@ -73,6 +74,50 @@ def test_more_gpus_never_lower_the_total(item, flag):
         found = plan(change(item, {flag: str(ranks)}))
         totals.append(found.tokens * found.settings.replicas)
     assert totals == sorted(totals)
+
+
+commands = st.one_of(
+    st.tuples(
+        st.just("vllm"),
+        st.sampled_from(VERSIONS),
+        st.sampled_from(["--gpu-memory-utilization"]),
+        st.sampled_from([{}, {"--max-num-seqs": "64"}, {"--kv-cache-memory-bytes": "30000000000"}]),
+    ),
+    st.tuples(
+        st.just("sglang"),
+        st.sampled_from(["0.4.6", "0.5.1", "0.5.4", "0.5.23"]),
+        st.sampled_from(["--mem-fraction-static"]),
+        st.sampled_from([{}, {"--chunked-prefill-size": "16384"}, {"--max-total-tokens": "9000"}]),
+    ),
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.sampled_from(MODELS),
+    st.sampled_from(CARDS),
+    commands,
+    st.sampled_from([None, "0.5", "0.9", "0.97", "0.99", "1.0"]),
+    st.sampled_from([1, 4]),
+)
+def test_the_parts_of_a_start_add_up_to_the_card(model, card, command, share, ranks):
+    engine, version, flag, more = command
+    widths = {"vllm": "--tensor-parallel-size", "sglang": "--tp-size"}
+    item = PlanInput(
+        model=load_model(None, model).model,
+        device=find_device(card),
+        engine=engine,
+        version=version,
+        arguments={**more, widths[engine]: str(ranks), **({flag: share} if share else {})},
+    )
+    found = plan(item)
+    if not found.fits:
+        return
+    parts = dict(shares(found))
+    assert all(size >= 0 for size in parts.values())
+    assert sum(parts.values()) <= found.budget.total_bytes
+    for each in what_if(item, found):
+        assert each.freed_bytes <= found.budget.total_bytes
 
 
 @settings(max_examples=60, deadline=None)
