@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from oomwatch import __version__
+from oomwatch.cli.groups import NamedGroup
 
 if TYPE_CHECKING:
     from oomwatch.config import Loaded
@@ -29,7 +30,7 @@ _file = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON (oomwatch.config/1).")
 
 
-@click.group("config", epilog=EXAMPLES)
+@click.group("config", cls=NamedGroup, epilog=EXAMPLES)
 def command() -> None:
     """Show, check or print the configuration."""
 

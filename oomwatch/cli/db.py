@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from oomwatch.cli.groups import NamedGroup
 from oomwatch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ _store = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON (oomwatch.db/1).")
 
 
-@click.group("db", epilog=EXAMPLES)
+@click.group("db", cls=NamedGroup, epilog=EXAMPLES)
 def command() -> None:
     """Look into the store of the agent, prune it, export it."""
 

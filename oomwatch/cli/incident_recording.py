@@ -48,6 +48,7 @@ def write_incident(
         engines=(*case.engines, *{engine.id: engine for engine in others}.values()),
         gpus=case.gpus or gpus,
         exits=case.exits,
+        incident=incident.id,
     )
 
 

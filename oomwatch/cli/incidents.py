@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from oomwatch.cli.groups import GroupOfIncidents
 from oomwatch.cli.stored import find_incident, opened, store_option
 
 if TYPE_CHECKING:
     from oomwatch.records import StoredIncident
     from oomwatch.store.silences import Acknowledgement
 
+_LIST: Final = "oomwatch.incidents/1"
+_ONE: Final = "oomwatch.incident/1"
 EXAMPLES = """\b
 Examples:
   oomwatch incidents                     the last ones
   oomwatch incidents list --open --json
-  oomwatch incidents show 3fa9           the whole report of one
+  oomwatch incidents show 3fa9           the whole report of one; `incidents 3fa9` does the same
   oomwatch incidents export 3fa9         as a recording, to hand on
 """
 
 
-@click.group("incidents", invoke_without_command=True, epilog=EXAMPLES)
+_COLUMNS: Final = ("ID", "OPENED", "STATE", "SEVERITY", "ENGINE", "CAUSE", "WHAT")
+_NARROWEST: Final = 40
+
+
+@click.group("incidents", cls=GroupOfIncidents, invoke_without_command=True, epilog=EXAMPLES)
 @store_option
 @click.pass_context
 def command(ctx: click.Context, store: str | None) -> None:  # noqa: ARG001 - `opened` looks it up
@@ -41,7 +50,7 @@ def command(ctx: click.Context, store: str | None) -> None:  # noqa: ARG001 - `o
 @click.option(
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help=f"Print JSON ({_LIST}).")
 @store_option
 def list_(  # noqa: PLR0917 - as many as there are options
     only_open: bool = False,
@@ -53,7 +62,6 @@ def list_(  # noqa: PLR0917 - as many as there are options
 ) -> None:
     """Print one line for each incident, the newest first."""
     from oomwatch.cli.window import parse_time
-    from oomwatch.report.sanitize import clean
     from oomwatch.store.incidents import list_incidents
     from oomwatch.store.silences import read_acknowledgements
 
@@ -69,13 +77,15 @@ def list_(  # noqa: PLR0917 - as many as there are options
         known = read_acknowledgements(connection, [incident.id for incident in found])
     if as_json:
         rows = [_summary(incident, known.get(incident.id)) for incident in found]
-        click.echo(json.dumps(rows, ensure_ascii=False, indent=2))
+        click.echo(json.dumps({"schema": _LIST, "incidents": rows}, ensure_ascii=False, indent=2))
         return
     if not found:
         click.echo("no incidents")
-    width = max(60, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
-    for incident in found:
-        click.echo(clean(_line(incident, known.get(incident.id)), width))
+        return
+    told = sys.stdout.isatty() or "COLUMNS" in os.environ
+    width = max(_NARROWEST, shutil.get_terminal_size().columns) if told else None
+    for line in aligned([_COLUMNS, *(_row(one, known.get(one.id)) for one in found)], width):
+        click.echo(line)
 
 
 @command.command("show", epilog="\b\nExamples:\n  oomwatch incidents show 3fa9 --format markdown")
@@ -101,20 +111,14 @@ def show(incident: str | None, fmt: str, lang: str, store: str | None) -> None:
         stored = find_incident(connection, incident)
         known = read_acknowledgements(connection, [stored.id]).get(stored.id)
     if fmt == "json":
-        whole = {**_summary(stored, known), "diagnosis": stored.diagnosis}
+        whole = {"schema": _ONE, **_summary(stored, known), "diagnosis": stored.diagnosis}
         click.echo(json.dumps(whole, ensure_ascii=False, indent=2))
         return
     if fmt == "text":
-        click.echo(clean(_line(stored, None), 400))
-        for trigger in stored.triggers[:20]:
-            text = f"  {_local(trigger.at)}  {trigger.kind}: {trigger.text or ''}"
-            click.echo(clean(text, 400))
-        if known is not None:
-            click.echo(clean(f"  {_local(known.at)}  {_looked_after(known)}", 400))
-        resolution = (stored.diagnosis or {}).get("resolution")
-        if resolution:
-            changed = "with other flags" if resolution.get("command_changed") else "unchanged"
-            click.echo(f"  {_local(stored.closed_at)}  it serves again, {changed}")
+        facts = (*_row(stored, None)[:-1], "" if stored.diagnosis else _sentence(stored))
+        click.echo(clean("  ".join(filter(None, facts)), 400))
+        for line in _story(stored, known):
+            click.echo(f"  {clean(line, 400)}")
         click.echo("")
     if stored.diagnosis is None:
         over = stored.state == "closed"
@@ -188,12 +192,50 @@ def _sentence(incident: StoredIncident) -> str:
     return next((trigger.text for trigger in incident.triggers if trigger.text), "")
 
 
-def _line(incident: StoredIncident, known: Acknowledgement | None) -> str:
+def _row(incident: StoredIncident, known: Acknowledgement | None) -> tuple[str, ...]:
+    """What stands below `_COLUMNS`."""
     looked_after = "" if known is None else f"[{_looked_after(known)}]  "
     return (
-        f"{incident.id}  {_local(incident.opened_at)}  {incident.state:6}  "
-        f"{incident.engine_id or '-':12}  {cause_of(incident)}  {looked_after}{_sentence(incident)}"
+        incident.id,
+        _local(incident.opened_at),
+        incident.state,
+        _severity(incident),
+        incident.engine_id or "-",
+        cause_of(incident),
+        looked_after + _sentence(incident),
     )
+
+
+def aligned(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
+    """Rows as lines of at most `width` cells, whose columns begin at the same place."""
+    from rich.cells import cell_len, set_cell_size
+
+    from oomwatch.report.sanitize import clean
+
+    shown = [[clean(cell) for cell in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(*shown, strict=True)]
+    for *cells, last in shown:
+        filled = (
+            cell + " " * (width - cell_len(cell))
+            for cell, width in zip(cells, widths, strict=False)
+        )
+        line = "  ".join((*filled, last)).rstrip()
+        cut = width is not None and cell_len(line) > width
+        yield set_cell_size(line, width - 1).rstrip() + "…" if cut and width else line
+
+
+def _story(incident: StoredIncident, known: Acknowledgement | None) -> Iterator[str]:
+    """What happened, a line each; what the report below says too is not said twice."""
+    said = _sentence(incident) if incident.diagnosis else None
+    for trigger in incident.triggers[:20]:
+        text = "" if trigger.text in (said, None) else f": {trigger.text}"
+        yield f"{_local(trigger.at)}  {trigger.kind}{text}"
+    if known is not None:
+        yield f"{_local(known.at)}  {_looked_after(known)}"
+    resolution = (incident.diagnosis or {}).get("resolution")
+    if resolution:
+        changed = "with other flags" if resolution.get("command_changed") else "unchanged"
+        yield f"{_local(incident.closed_at or 0)}  it serves again, {changed}"
 
 
 def _looked_after(known: Acknowledgement) -> str:
@@ -236,11 +278,19 @@ def _summary(incident: StoredIncident, known: Acknowledgement | None) -> dict[st
     }
 
 
+def _severity(incident: StoredIncident) -> str:
+    from oomwatch.notify.message import severity_of
+
+    return severity_of(incident, cause_of(incident))
+
+
 def _iso(at: float | None) -> str | None:
     from oomwatch.units import format_rfc3339
 
     return None if at is None else format_rfc3339(at)
 
 
-def _local(at: float | None) -> str:
-    return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+def _local(at: float) -> str:
+    from oomwatch.report.phrases import local_time
+
+    return local_time(at)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from oomwatch.records import OutboxRow
+from oomwatch.report.phrases import local_time
 from oomwatch.report.sanitize import clean
 from oomwatch.units import format_rfc3339, format_span
 
@@ -52,7 +52,7 @@ def message_as_json(row: OutboxRow) -> dict[str, Any]:
 
 def line_of(row: OutboxRow, now: float) -> str:
     """A message in one line."""
-    when = time.strftime("%m-%d %H:%M:%S", time.localtime(row.created_at))
+    when = local_time(row.created_at)
     state: str = row.state
     if row.state in {"waiting", "held"} and row.due_at is not None and row.due_at > now:
         state += f" for {format_span(row.due_at - now)}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from oomwatch.cli.groups import NamedGroup
 from oomwatch.cli.stored import (
     begin_of_id,
     find_incident,
@@ -51,7 +52,7 @@ _config = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help=f"Print JSON ({_SCHEMA}).")
 
 
-@click.group("notify", epilog=EXAMPLES)
+@click.group("notify", cls=NamedGroup, epilog=EXAMPLES)
 def command() -> None:
     """Try the receivers of alerts; see what was told, what waits and what failed."""
 

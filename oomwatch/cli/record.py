@@ -130,9 +130,10 @@ def _wait(
 
 
 def _line(incident: StoredIncident) -> str:
-    at = time.strftime("%H:%M:%S", time.localtime(incident.opened_at))
+    from oomwatch.report.phrases import local_time
+
     text = incident.triggers[0].text if incident.triggers else incident.fingerprint
-    return f"{at} incident: {text}"
+    return f"{local_time(incident.opened_at)} incident: {text}"
 
 
 def _seconds(text: str, option: str) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -101,7 +100,8 @@ def _replay(path: str, store: str, config: str | None, speed: float | None, *, q
 
 def _what(recording: Any) -> str:
     engines = ", ".join(engine.id for engine in recording.engines) or "no engine"
-    return f"the recording of {recording.host or 'a host'} begins: {engines}"
+    window = f", the window of {recording.incident}" if recording.incident else ""
+    return f"the recording of {recording.host or 'a host'} begins{window}: {engines}"
 
 
 class _Timeline:
@@ -136,8 +136,9 @@ class _Timeline:
 
     def say(self, at: float, text: str) -> None:
         if not self._quiet:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-            _say(f"{when}  {text}")
+            from oomwatch.report.phrases import local_time
+
+            _say(f"{local_time(at)}  {text}")
 
 
 def _run_on(store: str, words: Sequence[str]) -> int:

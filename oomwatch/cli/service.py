@@ -16,6 +16,7 @@ import click
 
 from oomwatch import __version__
 from oomwatch.cli import unit_files
+from oomwatch.cli.groups import NamedGroup
 from oomwatch.cli.unit_files import ALL_DROP_INS, DROP_INS, UNIT, Layout
 from oomwatch.errors import UsageError
 
@@ -58,7 +59,7 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
 _dry_run = click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 
 
-@click.group("service", epilog=EXAMPLES)
+@click.group("service", cls=NamedGroup, epilog=EXAMPLES)
 def command() -> None:
     """Run the agent under systemd."""
 

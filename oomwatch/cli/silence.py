@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from oomwatch.cli.groups import NamedGroup
 from oomwatch.cli.stored import begin_of_id, opened, store_option, writing
 from oomwatch.errors import NoInputError, UsageError
 
@@ -28,7 +29,7 @@ _LONGEST_REASON: Final = 500
 _json = click.option("--json", "as_json", is_flag=True, help=f"Print JSON ({_SCHEMA}).")
 
 
-@click.group("silence", epilog=EXAMPLES)
+@click.group("silence", cls=NamedGroup, epilog=EXAMPLES)
 def command() -> None:
     """Tell the receivers nothing of some incidents for a while.
 
@@ -39,7 +40,7 @@ def command() -> None:
 @command.command(
     epilog="\b\nExamples:\n"
     '  oomwatch silence add --engine chat-70b --for 2h --reason "new driver"\n'
-    '  oomwatch silence add --cause "kv_*" --label team=chat --until "2026-11-30 08:00"\n'
+    '  oomwatch silence add --cause "kv_*" --label team=chat --until 08:00\n'
     '  oomwatch silence add --all --for 30min --reason "the whole rack is moved"'
 )
 @click.option("--engine", metavar="ID", help="Incidents of this engine; * stands for any text.")
@@ -56,7 +57,11 @@ def command() -> None:
 )
 @click.option("--all", "everything", is_flag=True, help="All incidents.")
 @click.option("--for", "duration", metavar="TIME", help="For so long: 30min, 2h, 3d.")
-@click.option("--until", metavar="TIME", help="Until then: 2026-11-30 08:00.")
+@click.option(
+    "--until",
+    metavar="TIME",
+    help="Until the clock next says 08:00, or a date and time.",
+)
 @click.option("--reason", metavar="TEXT", default="", help="Why, for those who ask.")
 @click.option("--by", "author", metavar="NAME", help="Who says so; by default who you are.")
 @_json
@@ -135,15 +140,30 @@ def _end(duration: str | None, until: str | None, now: float) -> float:
             raise UsageError(f"--for {duration[:40]!r} is no time: write 30min, 2h or 3d")
         end = now + seconds
     else:
-        end = parse_time(until, now) or now
+        end = _next_time(until, now) or parse_time(until, now) or now
     if end <= now:
-        raise UsageError("that is over already")
+        raise UsageError("that is over already: --until takes a time to come, --for a span")
     if end - now > _LONGEST_SECONDS:
         raise UsageError(
             f"a silence ends within {format_duration(_LONGEST_SECONDS)}; to be told nothing for "
             "longer, change the filters of the receiver"
         )
     return end
+
+
+def _next_time(clock: str | None, now: float) -> float | None:
+    """When the host's clock next says ``08:00``; None for what is no time of a day."""
+    import datetime
+
+    try:
+        wanted = datetime.time.fromisoformat(clock or "")
+    except ValueError:
+        return None
+    today = datetime.datetime.fromtimestamp(now).astimezone()
+    moment = datetime.datetime.combine(today, wanted)
+    if moment.astimezone().timestamp() <= now:
+        moment += datetime.timedelta(days=1)
+    return moment.astimezone().timestamp()
 
 
 @command.command(
@@ -193,6 +213,7 @@ def end(silence: str, as_json: bool, store: str | None) -> None:
 
 # ---------------------------------------------------------------- shared
 def _line(silence: Silence, now: float) -> str:
+    from oomwatch.report.phrases import local_time
     from oomwatch.report.sanitize import clean
     from oomwatch.units import format_span
 
@@ -203,7 +224,7 @@ def _line(silence: Silence, now: float) -> str:
         "cause": silence.cause,
     }
     what = [f"{name}={value}" for name, value in wanted.items() if value is not None]
-    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(silence.ends_at))
+    until = local_time(silence.ends_at)
     left = silence.ends_at - now
     when = f"until {until} (for {format_span(left)})" if left > 0 else f"over since {until}"
     parts = [

@@ -173,7 +173,11 @@ class DiscoveryConfig:
 
     enabled: bool = switch(True, "Whether engines are looked for; if not, [[engine]] names them.")
     interval_seconds: float = duration(
-        "10s", "How often the host is searched for engines that came or went.", "1s", "1h"
+        "10s",
+        "How often the host is searched while an engine starts; else every sixth time. What comes "
+        "or ends is seen within a second.",
+        "1s",
+        "1h",
     )
     engines: EngineKinds = section(EngineKinds)
 

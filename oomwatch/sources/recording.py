@@ -80,6 +80,8 @@ class Recording:
     pages: tuple[RecordedPage, ...]
     problems: tuple[str, ...]
     exits: tuple[EngineExit, ...] = ()
+    incident: str | None = None
+    """The id of the incident whose window it is."""
 
     def cite(self, path: str) -> str:
         """How a report names one of the files: archives are cited, not where they were unpacked."""
@@ -131,6 +133,7 @@ def read_recording(path: str) -> Recording:
         pages=tuple(_find_pages(root)),
         problems=tuple(problems),
         exits=tuple(_exits(manifest)),
+        incident=text(manifest.get("incident")),
     )
 
 

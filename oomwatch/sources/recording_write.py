@@ -123,8 +123,9 @@ class RecordingWriter:
         engines: Iterable[RecordedEngine] = (),
         gpus: Iterable[Gpu] = (),
         exits: Iterable[EngineExit] = (),
+        incident: str | None = None,
     ) -> Path:
-        """Write the manifest and give the recording its name."""
+        """Write the manifest and give the recording its name; `incident` is whose window it is."""
         manifest = {
             "schema": SCHEMA,
             "host": None if host is None else self.redactor.text(host),
@@ -142,6 +143,7 @@ class RecordingWriter:
                 for each in exits
             ],
             "redacted": self.redactor.privacy.redacts,
+            **({} if incident is None else {"incident": incident}),
         }
         with self._lock, self._guarded():
             text = json.dumps(_finite(manifest), ensure_ascii=False, indent=1)

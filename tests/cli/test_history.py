@@ -88,6 +88,7 @@ def test_an_export_holds_the_window_and_nobodys_secrets(tmp_path):
         assert secret not in text
     recording = read_recording(str(folder))
     assert recording.redacted is True
+    assert recording.incident == "inc-abc123"
     assert re.fullmatch(r"/home/user\d/models/m", recording.engines[0].command[2])
     assert (recording.started_at, recording.ended_at) == (AT - 600, AT + 60)
     seconds = [sample.at - AT for sample in recording.series.gpus]

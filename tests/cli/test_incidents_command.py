@@ -104,10 +104,31 @@ def test_the_newest_stands_first(stored):
         done = run(*arguments)
         assert done.exit_code == 0, done.output
         assert [line.split()[0] for line in done.output.splitlines()] == [
+            "ID",
             "inc-bbb222",
             "inc-aaa111",
         ]
-    assert run("list", "--open", "--store", path).output.startswith("inc-aaa111")
+    (_, only) = run("list", "--open", "--store", path).output.splitlines()
+    assert only.startswith("inc-aaa111")
+
+
+def test_columns_stand_below_their_names_with_the_zone_of_times(stored, monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Shanghai")
+    time.tzset()
+    try:
+        path = stored(incident("aaa111", AT), incident("bbb222", AT, engine_id="a-long-name"))
+        lines = run("list", "--store", path).output.splitlines()
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    for name, values in {
+        "OPENED": {"2025-11-29 15:06:40 CST"},
+        "SEVERITY": {"critical"},
+        "ENGINE": {"vllm-0", "a-long-name"},
+        "WHAT": {"it failed at aaa111", "it failed at bbb222"},
+    }.items():
+        column = lines[0].index(name)
+        assert {line[column:].partition("  ")[0] for line in lines[1:]} == values
 
 
 def test_choices_narrow_it_down(stored):
@@ -117,9 +138,9 @@ def test_choices_narrow_it_down(stored):
         incident("bbb222", now - 60, engine_id="other"),
         *(incident(f"c{number:05}", now - 7200 - number) for number in range(70)),
     )
-    assert len(run("list", "--store", path).output.splitlines()) == 50
-    assert len(run("list", "--limit", "72", "--store", path).output.splitlines()) == 72
-    assert len(run("list", "--since", "1h", "--store", path).output.splitlines()) == 1
+    assert len(run("list", "--store", path).output.splitlines()) == 1 + 50
+    assert len(run("list", "--limit", "72", "--store", path).output.splitlines()) == 1 + 72
+    assert len(run("list", "--since", "1h", "--store", path).output.splitlines()) == 1 + 1
     assert "bbb222" in run("list", "--engine", "other", "--store", path).output
     assert run("list", "--limit", "0", "--store", path).exit_code == 2
 
@@ -130,7 +151,9 @@ def test_an_empty_store_has_none(stored):
 
 def test_json_has_its_keys(stored):
     path = stored(incident("aaa111", AT, diagnosis=to_json(diagnosis())))
-    (row,) = json.loads(run("list", "--json", "--store", path).output)
+    listed = json.loads(run("list", "--json", "--store", path).output)
+    assert listed["schema"] == "oomwatch.incidents/1"
+    (row,) = listed["incidents"]
     assert row == {
         "id": "inc-aaa111",
         "state": "open",
@@ -167,8 +190,11 @@ def test_the_whole_report_of_one(stored):
     assert "--max-num-batched-tokens" in done.output
     assert run("show", "--store", path).output == done.output  # the last that was diagnosed
     assert run("show", "inc-aaa111", "--store", path).output == done.output
+    assert run("aaa", "--store", path).output == done.output  # an id alone shows it
+    assert run("--store", path, "inc-aaa111").output == done.output
     assert "not diagnosed yet" in run("show", "bbb222", "--store", path).output
     whole = json.loads(run("show", "aaa111", "--format", "json", "--store", path).output)
+    assert whole["schema"] == "oomwatch.incident/1"
     assert whole["diagnosis"]["schema"] == "oomwatch.diagnosis/1"
     assert run("show", "aaa111", "--format", "markdown", "--store", path).output.startswith("#")
 
@@ -250,7 +276,7 @@ def test_help_has_examples(name):
 def test_the_line_says_what_the_diagnosis_says(stored):
     told = incident("aaa111", AT, diagnosis=to_json(diagnosis()))
     path = stored(told, incident("bbb222", AT + 60))
-    first, second = CliRunner().invoke(cli, ["incidents", "--store", path]).output.splitlines()
+    _, first, second = CliRunner().invoke(cli, ["incidents", "--store", path]).output.splitlines()
     assert "it failed at bbb222" in first
     assert second.endswith("prefill_activation_peak  a long prompt needed 2 GiB")
 
@@ -264,13 +290,41 @@ def test_a_line_is_cut_on_a_terminal_alone(stored):
             words, stdout=terminal, check=True, env=os.environ | {"COLUMNS": "80"}
         )
         os.close(terminal)
-        (line,) = screen.read(10_000).decode().splitlines()
+        _, line = screen.read(10_000).decode().splitlines()
     assert done.returncode == 0
     assert len(line) <= 80
     assert line.endswith("…")
-    whole = subprocess.run(words, stdout=subprocess.PIPE, check=True, text=True).stdout
+    piped = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    done = subprocess.run(words, stdout=subprocess.PIPE, check=True, text=True, env=piped)
+    _, whole = done.stdout.splitlines()
     assert whole.startswith(line[:-1])
-    assert whole.endswith("a long prompt needed 2 GiB\n")
+    assert whole.endswith("a long prompt needed 2 GiB")
+
+
+def test_a_width_that_is_asked_for_holds_in_a_pipe_too(stored):
+    path = stored(incident("aaa111", AT, diagnosis=to_json(diagnosis())))
+    done = CliRunner().invoke(cli, ["incidents", "--store", path], env={"COLUMNS": "60"})
+    assert max(map(len, done.output.splitlines())) == 60
+
+
+def test_the_report_is_not_preceded_by_its_own_sentence(stored):
+    said = diagnosis().incidents[0].finding.summary
+    trigger = Trigger("log_failure", AT, "vllm-0", text=said)
+    other = Trigger("process_exit", AT, "vllm-0", text="its core ended")
+    told = to_json(diagnosis())
+    path = stored(incident("aaa111", AT, diagnosis=told, triggers=(trigger, other)))
+    output = run("show", "--store", path).output
+    assert output.count(said) == 1
+    assert "  process_exit: its core ended\n" in output
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"), [("lst", "Did you mean 'list'?"), ("xyz", "There are list, show and")]
+)
+def test_what_is_neither_command_nor_id(word, expected):
+    done = run(word)
+    assert done.exit_code == 2
+    assert expected in done.output
 
 
 def test_the_report_of_an_incident_names_the_command_that_prints_its_flags(stored):
@@ -290,11 +344,11 @@ def test_who_looks_after_an_incident_is_said(stored):
         cli, ["notify", "ack", "aaa111", "--by", "ann", "--store", path]
     )
     assert acknowledged.exit_code == 0, acknowledged.output
-    newest, oldest = run("list", "--store", path).output.splitlines()
+    _, newest, oldest = run("list", "--store", path).output.splitlines()
     assert "[acknowledged by ann]" in oldest
     assert "acknowledged" not in newest
     assert "acknowledged by ann" in run("show", "aaa111", "--store", path).output
-    rows = json.loads(run("list", "--json", "--store", path).output)
+    rows = json.loads(run("list", "--json", "--store", path).output)["incidents"]
     by = [row["acknowledged"] and row["acknowledged"]["by"] for row in rows]
     assert by == [None, "ann"]
     whole = json.loads(run("show", "aaa111", "--format", "json", "--store", path).output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import re
 import time
@@ -321,6 +322,17 @@ def test_a_silence_begins_is_listed_and_ends(store):
 def test_a_silence_of_a_cause(store, cause):
     run(silence, "add", "--cause", cause, "--for", "2h", "--store", store)
     assert read(store, read_silences)[0].cause == cause
+
+
+def test_a_time_of_the_day_is_the_next_one(store):
+    before = time.time()
+    at = time.localtime(before - 60)  # a minute ago: that of tomorrow
+    until = f"{at.tm_hour:02}:{at.tm_min:02}"
+    words = ["add", "--all", "--until", until, "--json", "--store", store]
+    told = json.loads(run(silence, *words))["silence"]["ends_at"]
+    ends_at = datetime.datetime.fromisoformat(told)
+    assert ends_at.astimezone().strftime("%H:%M:%S") == f"{until}:00"
+    assert before + 22 * 3600 < ends_at.timestamp() < before + 26 * 3600  # clocks may change
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_the_demo_is_seen_as_it_happened():
     assert status == 0
     lines = out.splitlines()
     assert "begins: vllm-0" in lines[0]
-    assert re.search(r"14:32:0\d  opened  inc-\w{12}  vllm-0  prefill_activation_peak: ", lines[1])
+    assert re.search(r"14:32:0\d UTC  opened  inc-\w{12}  vllm-0  prefill_activation_peak: ", lines[1])
     assert lines[-1].endswith("1 of 1 incidents are not over")
     assert replay(DEMO, "--", "agent") == (status, out)
 
@@ -158,7 +158,7 @@ def test_any_command_runs_on_it(tmp_path, ending):
     assert status == 1
     assert json.loads(out)["incidents"][0]["cause"] == "prefill_activation_peak"
     status, out = replay(path, "--", "incidents", "list", "--json")
-    (incident,) = json.loads(out)
+    (incident,) = json.loads(out)["incidents"]
     assert (status, incident["cause"], incident["host"]) == (
         0,
         "prefill_activation_peak",

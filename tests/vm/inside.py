@@ -123,7 +123,7 @@ class Engine:
 
 def failures() -> list[dict[str, Any]]:
     """Incidents that some engine failed, oldest first; pressure before it is no failure."""
-    found = reversed(json.loads(run("oomwatch", "incidents", "list", "--json")))
+    found = reversed(json.loads(run("oomwatch", "incidents", "list", "--json"))["incidents"])
     return [one for one in found if FAILURES & {t["kind"] for t in one["triggers"]}]
 
 
