@@ -169,16 +169,18 @@ def more_host_memory(context: Context) -> Draft | None:
             "resources.limits.memory."
         )
         title = "Raise the memory limit"
+        why = "The memory limit of the unit, container or pod was reached, not that of the GPU."
     else:
         action = (
             "Give the host more RAM or swap, or run less beside the server; protect the engine "
             "with OOMScoreAdjust= (oom_score_adj) so that something else is killed first."
         )
         title = "Give the host more memory"
+        why = "The host's memory ran out, not the GPU's."
     return Draft(
         id="more-host-memory",
         title=title,
-        why="The host's memory ran out, not the GPU's.",
+        why=why,
         cost="Host memory.",
         action=action,
     )

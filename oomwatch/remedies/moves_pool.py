@@ -18,7 +18,7 @@ def more_conservative(context: Context) -> Draft | None:
         id="more-conservative",
         title=f"Raise {flag} to {new}",
         why="Requests are admitted on a hope for short answers, then retracted when the pool "
-        "fills.",
+        f"fills.{_now(context, flag)}",
         cost="Fewer requests run while the pool is not full.",
         set={flag: new},
     )
@@ -74,7 +74,8 @@ def larger_window_pool(context: Context) -> Draft | None:
     return Draft(
         id="larger-window-pool",
         title=f"Raise {flag} to {new:g}",
-        why="The pool of the sliding-window layers is full while the one of full attention is not.",
+        why="The pool of the sliding-window layers is full while the one of full attention is not."
+        + _now(context, flag),
         cost="Fewer tokens in the full-attention pool.",
         set={flag: f"{new:g}"},
     )
@@ -90,7 +91,8 @@ def larger_state_pool(context: Context) -> Draft | None:
         return Draft(
             id="more-state-slots",
             title=f"Raise --max-mamba-cache-size to {int(slots * 1.5)}",
-            why="All state slots are taken while the KV pool is not full.",
+            why="All state slots are taken while the KV pool is not full."
+            + _now(context, "--max-mamba-cache-size"),
             cost="Fewer KV tokens.",
             set={"--max-mamba-cache-size": int(slots * 1.5)},
         )
@@ -99,7 +101,13 @@ def larger_state_pool(context: Context) -> Draft | None:
     return Draft(
         id="larger-state-pool",
         title=f"Raise {flag} to {old + 0.3:.1f}",
-        why="The state pool is full while the KV pool is not.",
+        why="The state pool is full while the KV pool is not." + _now(context, flag),
         cost="Fewer KV tokens.",
         set={flag: f"{old + 0.3:.1f}"},
     )
+
+
+def _now(context: Context, flag: str) -> str:
+    """From where a step goes, where that was seen."""
+    value = context.now(flag)
+    return f" It is {value:g} now." if value is not None and context.knows(flag) else ""

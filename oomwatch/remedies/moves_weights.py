@@ -74,10 +74,19 @@ def _heads_split(context: Context, ranks: int) -> bool:
     return not isinstance(heads, int) or heads % ranks == 0
 
 
+_SMALLER: Final = {
+    "llama.cpp": "a smaller GGUF quantization (such as Q4_K_M)",
+    "ollama": "a smaller quantization (a tag such as q4_K_M)",
+}
+"""Of engines with formats of their own."""
+_LAYERS: Final = {"llama.cpp": "--n-gpu-layers", "ollama": "num_gpu"}
+"""The setting for how many layers are on the GPU, of engines that run the rest on the CPU."""
+
+
 def quantized_checkpoint(context: Context) -> Draft | None:
     """Fewer bytes per weight."""
     already = _QUANTIZED.search(context.engine.model or "") or context.given("--quantization")
-    kind = (
+    kind = _SMALLER.get(context.name or "") or (
         "a smaller model, or one quantized to fewer bits"
         if already
         else "a quantized checkpoint (FP8, AWQ, GPTQ)"
@@ -121,6 +130,14 @@ def quantize_online(context: Context) -> Draft | None:
 
 def cpu_offload(context: Context) -> Draft | None:
     """Part of the weights in host memory."""
+    if setting := _LAYERS.get(context.name or ""):
+        return Draft(
+            id="fewer-gpu-layers",
+            title="Put fewer layers on the GPU",
+            why="The layers that are not on the GPU stay in host memory and run on the CPU.",
+            cost="Much slower with each layer that runs on the CPU.",
+            action=f"Lower {setting}, so that only as many layers as fit are on the GPU.",
+        )
     if context.name not in ("vllm", "sglang"):
         return None
     if context.name == "vllm" and context.generation == "V1" and not context.at_least("0.8.3"):
