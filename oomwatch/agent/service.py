@@ -392,6 +392,7 @@ def main_agent(path: str | None, overrides: dict[str, Any]) -> int:
         format="%(levelname)s %(message)s"
         if os.environ.get("JOURNAL_STREAM")
         else "%(asctime)s %(levelname)s %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S %Z",
     )
     logging.getLogger("apscheduler").setLevel(logging.WARNING)
     for warning in loaded.warnings:
