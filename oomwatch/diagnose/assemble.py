@@ -9,7 +9,9 @@ from oomwatch.diagnose.engines import describe_engine
 from oomwatch.diagnose.events import Failure, LogEvent
 from oomwatch.diagnose.facts import Facts, KernelCitation
 from oomwatch.diagnose.inputs import Inputs, PageInput
+from oomwatch.diagnose.kernel_log import kernel_of, traces_of
 from oomwatch.diagnose.kernel_words import kernel_words
+from oomwatch.diagnose.kills import Tie, tie
 from oomwatch.diagnose.logs import read_runs
 from oomwatch.diagnose.runs import Run
 from oomwatch.diagnose.series import SeriesFacts, summarise, with_engine
@@ -58,6 +60,9 @@ def assemble(inputs: Inputs) -> list[Facts]:
         )
         series = _series_of(inputs, shared, engine, pages, alone=len(groups) == 1)
         newest_first: Sequence[Run | None] = list(reversed(runs)) or [None]
+        trees = [_tree(engine, newest_first[0], inputs.series)]
+        trees += [frozenset()] * (len(newest_first) - 1)
+        traces = traces_of(newest_first, trees, engine, inputs)
         for age, run in enumerate(newest_first):
             identity = _identity(engine, run, inputs, index, age)
             described = describe_engine(identity, run, inputs, engine, pages if age == 0 else ())
@@ -66,17 +71,18 @@ def assemble(inputs: Inputs) -> list[Facts]:
                 described = dataclasses.replace(described, phase="exited")
             elif inputs.live and pages and age == 0:
                 described = dataclasses.replace(described, load=one_sample(pages[-1]))
-            tree = _tree(engine, run, inputs.series) if age == 0 else frozenset[int]()
             failures, messengers = _split(run)
-            copied = kernel_words(run, read_as_kernel)
+            copied = tuple(
+                dataclasses.replace(word, tie=max(Tie.NEIGHBOUR, tie(word.event, traces[age])))
+                for word in kernel_words(run, read_as_kernel)
+            )
             all_facts.append(
                 Facts(
                     engine=described,
                     run=run,
                     failures=failures,
                     messengers=messengers,
-                    kernel=_kernel_of(newest_first, age, tree, kernel, engine=engine, inputs=inputs)
-                    + copied,
+                    kernel=kernel_of(traces, age, kernel, live=inputs.live) + copied,
                     series=series if age == 0 else SeriesFacts(),
                     loads=tuple(run.loads) if run else (),
                     orphans=tuple(o for o in inputs.orphans if o.engine_id == engine.id)
@@ -90,7 +96,7 @@ def assemble(inputs: Inputs) -> list[Facts]:
                     else (),
                     live=inputs.live,
                     ended=gone,
-                    tree_pids=tree,
+                    tree_pids=trees[age],
                     gpu_names=tuple(gpu.name for gpu in inputs.gpus if gpu.name),
                     has_log=run is not None and run.lines > 0 and not run.is_empty,
                     has_kernel=bool(inputs.kernel or copied),
@@ -136,11 +142,17 @@ def _split(run: Run | None) -> tuple[tuple[Failure, ...], tuple[Failure | LogEve
     deciding.sort(key=lambda f: f.order)
     stop = run.find("shutdown.requested")
     if stop is not None:
-        before = [item for item in (*deciding, *messengers) if item.order < stop.order]
+        before = [item for item in (*deciding, *messengers) if _may_precede(item, stop)]
         if not before:
             # Asked to stop while well: errors after that line are the stop itself.
             return (), ()
     return tuple(deciding), tuple(messengers)
+
+
+def _may_precede(item: Failure | LogEvent, stop: LogEvent) -> bool:
+    """Whether it came before the stop; lines of two files without a time have no order."""
+    apart = stop.line.at is None and item.line.source != stop.line.source
+    return item.order < stop.order or apart
 
 
 def _trusted(run: Run, event: LogEvent) -> bool:
@@ -210,49 +222,6 @@ def one_sample(page: PageInput) -> EngineSample | None:
     names = {name for sample in samples for name in sample.extra}
     extra = {name: sum(s.extra.get(name, 0) for s in samples) for name in sorted(names)}
     return EngineSample(at=samples[0].at, engine="all", extra=extra, **values)
-
-
-def _kernel_of(
-    newest_first: Sequence[Run | None],
-    age: int,
-    tree: frozenset[int],
-    kernel: Sequence[KernelCitation],
-    *,
-    engine: RecordedEngine | None,
-    inputs: Inputs,
-) -> tuple[KernelCitation, ...]:
-    """The kernel's word on one start: on its own processes, and what no other start can claim.
-
-    On a live host, where all clocks are one, also by time: what came before a start, or after the
-    end that its keeper saw, is not about it. Read from files, the newest start gets the rest.
-    """
-    run = newest_first[age]
-    own = tree | (run.pids if run else set())
-    others = {pid for other in newest_first if other and other is not run for pid in other.pids}
-    begin = end = None
-    if inputs.live:
-        begin = engine.started_at if engine is not None and age == 0 else None
-        begin = begin if begin is not None else run.first.at if run and run.first else None
-        end = _first_time(newest_first[age - 1]) if age else _exit_time(engine, inputs)
-    elif age:
-        begin = end = 0.0  # nothing but its own
-    found = []
-    for citation in kernel:
-        at, pid = citation.event.at, citation.event.fields.get("pid")
-        in_time = at is None or ((begin is None or at >= begin - 1) and (end is None or at <= end))
-        if pid in own or (pid not in others and in_time and not (age and at is None)):
-            found.append(citation)
-    return tuple(found)
-
-
-def _first_time(run: Run | None) -> float | None:
-    return run.first.at if run is not None and run.first is not None else None
-
-
-def _exit_time(engine: RecordedEngine | None, inputs: Inputs) -> float | None:
-    """When the keeper of an engine saw it end, with a minute for those who take longer."""
-    times = [e.at for e in inputs.exits if engine and e.engine == engine.id and e.at is not None]
-    return max(times) + 60 if times else None
 
 
 def _series_of(

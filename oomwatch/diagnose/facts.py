@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from oomwatch.diagnose.events import Failure, LogEvent
 from oomwatch.diagnose.inputs import Orphan
+from oomwatch.diagnose.kills import Tie
 from oomwatch.diagnose.runs import Load, Run
 from oomwatch.diagnose.series import SeriesFacts
 from oomwatch.records import (
@@ -43,6 +44,8 @@ class KernelCitation:
 
     event: KernelEvent
     source: str
+    tie: Tie = Tie.NEIGHBOUR
+    """How surely a killed process was this engine's."""
 
     def evidence(self) -> Evidence:
         """The event as evidence of a finding."""

@@ -13,6 +13,7 @@ from oomwatch.diagnose.engines import printed_arguments
 from oomwatch.diagnose.facts import Facts
 from oomwatch.diagnose.inputs import Inputs
 from oomwatch.diagnose.ledger import build_ledgers
+from oomwatch.diagnose.missing import what_is_missing
 from oomwatch.diagnose.privacy import without_secrets
 from oomwatch.diagnose.rules import RULES
 from oomwatch.diagnose.rules.findings import FAILURES, KERNEL, NOTHING, REQUEST
@@ -98,7 +99,7 @@ def diagnose(inputs: Inputs) -> Diagnosis:
         sources.append(SourceStatus("command", "warning", detail))
     verdict = _verdict(incidents, () if failed else risks, all_facts, inputs)
     if verdict == "unknown" and not any(i.finding.unseen for i in incidents):
-        sources += _what_is_missing(all_facts, inputs)
+        sources += what_is_missing(all_facts, inputs)
     return without_secrets(
         Diagnosis(
             verdict=verdict,
@@ -280,63 +281,6 @@ def _known(facts: Facts) -> bool:
             engine.arguments,
             engine.kv_tokens,
         )
-    )
-
-
-def _what_is_missing(all_facts: Sequence[Facts], inputs: Inputs) -> list[SourceStatus]:
-    """What to give so that it can be decided; of a live host without an engine, that was said."""
-    if inputs.live and not inputs.logs and not inputs.exits:
-        return []
-    if not (inputs.logs or inputs.pages or inputs.kernel or inputs.engines or inputs.gpus) and any(
-        source.status == "warning" for source in inputs.sources
-    ):
-        return []  # what was given says itself why nothing is in it
-    return [_missing(all_facts, inputs)]
-
-
-def _missing(all_facts: Sequence[Facts], inputs: Inputs) -> SourceStatus:
-    if any(f.run is not None and f.run.is_binary for f in all_facts):
-        return SourceStatus(
-            "log",
-            "warning",
-            "this is no text log, but binary data or text in another encoding than UTF-8: give the server's own output",
-        )
-    if any(f.is_document for f in all_facts):
-        return SourceStatus(
-            "log",
-            "warning",
-            "this looks like a document that quotes log lines, not like a log: give the server's own output",
-        )
-    silent = [e for f in all_facts for e in f.exits if e.exit_code != 0]
-    if silent:
-        return SourceStatus(
-            silent[0].where,
-            "warning",
-            f"{exit_evidence(silent[0]).text}; what was read of its output does not say why",
-        )
-    started = [f for f in all_facts if f.run is not None and f.run.engine is not None]
-    if any(f.live and not f.ended for f in started):
-        return SourceStatus(
-            "engines",
-            "not_available",
-            "the server is still starting and nothing has failed so far: run this again when it serves, or when it has ended",
-        )
-    if started:
-        return SourceStatus(
-            "log",
-            "warning",
-            "the log ends while the engine starts and says no reason: give the kernel log (--kernel-log, or `journalctl -k`) and the exit status of the process",
-        )
-    if inputs.logs:
-        return SourceStatus(
-            "log",
-            "warning",
-            "nothing in the log was written by a known engine: give the server's own output, stdout and stderr",
-        )
-    return SourceStatus(
-        "inputs",
-        "warning",
-        "no engine, log or sample was found: give --log FILE, --metrics URL or --recording DIR",
     )
 
 

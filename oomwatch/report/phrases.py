@@ -77,10 +77,14 @@ def engine_of(diagnosis: Diagnosis, finding: Finding) -> EngineFacts | None:
 def finding_facts(
     finding: Finding, engine: EngineFacts | None, texts: Mapping[str, str]
 ) -> list[str]:
-    """The line under the verdict: cause, class, certainty, engine, model, time."""
+    """The line under the verdict: cause, class, certainty, engine, model, time.
+
+    Where no engine is known, nothing is said that was so while it served: nothing serves in it.
+    """
+    while_serving = finding.cls in ("long_context", "irregular")
     facts = [
         finding.cause,
-        texts[f"class.{finding.cls}"],
+        "" if while_serving and engine is None else texts[f"class.{finding.cls}"],
         texts["confidence"].format(percent=round(100 * finding.confidence)),
         engine_name(engine) if engine else "",
         clean(engine.model or "", 60) if engine else "",

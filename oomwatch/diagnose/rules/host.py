@@ -6,12 +6,12 @@ is named, and the largest resident processes beside it.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from oomwatch.diagnose.endings import Ending, endings
 from oomwatch.diagnose.facts import Facts, KernelCitation, cite
+from oomwatch.diagnose.kills import Tie
 from oomwatch.diagnose.rules import host_serving, unified
 from oomwatch.diagnose.rules.findings import (
     COUNTERS,
@@ -24,10 +24,13 @@ from oomwatch.diagnose.rules.host_evidence import KILLED_FOR_MEMORY, available, 
 from oomwatch.records import Evidence, Finding
 from oomwatch.units import GIB, format_bytes
 
-_ENGINE_COMM: Final = re.compile(
-    r"(?i)^(?:VLLM|vllm|sglang|python|ray::|pt_main|llama|ollama|text-gener|tgi|lmdeploy|Worker|EngineCore|api_server)"
-)
-_COMPILER_COMM: Final = re.compile(r"^(?:cicc|nvcc|ptxas|cc1plus|ninja|c\+\+|g\+\+|clang)")
+_CONFIDENCE: Final[Mapping[Tie, float]] = {
+    Tie.OWN: 0.93,
+    Tie.LIKELY: 0.88,
+    Tie.COMPILER: 0.75,
+    Tie.POSSIBLE: 0.65,
+    Tie.NEIGHBOUR: 0.75,
+}
 _MOMENT: Final = 5.0
 """Seconds between the clocks of the kernel's log and the engine's that mean nothing."""
 
@@ -37,7 +40,7 @@ def kernel_kill(facts: Facts) -> Finding | None:
     kills = [c for c in facts.kernel if c.event.kind == "oom_kill"]
     if not kills:
         return None
-    victim, ours = _victim(facts, kills)
+    victim = _victim(facts, kills)
     if victim is None:
         return None
     fields = victim.event.fields
@@ -65,7 +68,7 @@ def kernel_kill(facts: Facts) -> Finding | None:
     return found(
         facts,
         cause,
-        0.93 if ours else 0.75,
+        _CONFIDENCE[victim.tie],
         f"The kernel killed {comm}{f' (PID {pid})' if pid else ''}{holding}: {where} was used up{why}.",
         evidence,
         strength=KERNEL,
@@ -79,36 +82,35 @@ def kernel_kill(facts: Facts) -> Finding | None:
     )
 
 
-def _victim(facts: Facts, kills: Sequence[KernelCitation]) -> tuple[KernelCitation | None, bool]:
-    """The kill that concerns this engine, the last of them; and whether it surely is its own."""
-    pids = facts.tree_pids | (facts.run.pids if facts.run else set())
-    own = [c for c in kills if c.event.fields.get("pid") in pids]
+def _victim(facts: Facts, kills: Sequence[KernelCitation]) -> KernelCitation | None:
+    """The kill that concerns this engine, the last of the surest kind."""
+    own = [c for c in kills if c.tie is Tie.OWN]
     if own:
-        return own[-1], True
+        return own[-1]
     kills = [c for c in kills if not _outlived(facts, c)]
-    named = [c for c in kills if _ENGINE_COMM.match(str(c.event.fields.get("comm") or ""))]
+    named = [c for c in kills if c.tie >= Tie.POSSIBLE]
     if not named and facts.served and not _in_trouble(facts):
-        return None, False
-    building = [c for c in kills if _COMPILER_COMM.match(str(c.event.fields.get("comm") or ""))]
+        return None
+    building = [c for c in kills if c.tie is Tie.COMPILER]
     if building and facts.has_log and not facts.served and not facts.ready:
-        return building[-1], False
-    if facts.has_log and pids:
-        # The log names its processes and none of them was killed: only a name that fits counts,
-        # and a generic one ("python3") of another cgroup does not.
-        sure = [c for c in named if not str(c.event.fields.get("comm")).startswith("python")]
-        if sure and _ended_badly(facts):
-            return sure[-1], False
+        return building[-1]
+    if facts.has_log:
+        # Nothing but a name, or a short host, ties the victim to this log: the log must allow it.
+        sure = [c for c in named if c.tie is Tie.LIKELY]
+        if sure and _ended_badly(facts) and not _refused_on_gpu(facts):
+            return sure[-1]
         if named and _ended_badly(facts) and not facts.failures:
-            return named[-1], False
+            return named[-1]
         # A helper beside the engine was the victim, and the engine hangs or dies for want of it.
         wide = [c for c in kills if c.event.fields.get("scope") == "host"]
-        silent = _in_trouble(facts) and not facts.failures
-        return (wide[-1], False) if wide and silent else (None, False)
-    if not kills:
-        return None, False
-    if facts.has_log and facts.failures and any(f.oom is not None for f in facts.failures):
-        return None, False
-    return (named or list(kills))[-1], bool(named)
+        return wide[-1] if wide and _in_trouble(facts) and not facts.failures else None
+    return next(reversed(named or kills), None)
+
+
+def _refused_on_gpu(facts: Facts) -> bool:
+    """Whether the log of an engine that names no processes tells of memory that a GPU refused."""
+    pids = facts.tree_pids or (facts.run.pids if facts.run else ())
+    return not pids and any(failure.oom is not None for failure in facts.failures)
 
 
 def _outlived(facts: Facts, kill: KernelCitation) -> bool:
@@ -156,8 +158,7 @@ def _tells_of_start(facts: Facts) -> bool:
 
 
 def _kill_cause(facts: Facts, victim: KernelCitation) -> tuple[str, str]:
-    comm = str(victim.event.fields.get("comm") or "")
-    if _COMPILER_COMM.match(comm) or _compiling(facts):
+    if victim.tie is Tie.COMPILER or _compiling(facts):
         return "host_oom_jit", " while kernels were being compiled"
     run = facts.run
     if run is None or run.served or run.reached("ready") or not _tells_of_start(facts):
