@@ -57,7 +57,7 @@ _LONGEST_STEP_SECONDS: Final = 10.0
 """Stretches without anything are stepped over so fast."""
 _STRIDE_SECONDS: Final = 60.0
 _LONGEST_GAP_SECONDS: Final = 86_400.0
-"""A line that is said to be of a later day has a clock of its own: it is not waited for."""
+"""What is said to be of a later day comes at once: its clock was set, or is another one."""
 _PENDING: Final = 1000
 """Records that may wait to be written; a replay has to wait for the disk, not the disk for it."""
 _FLUSH_SECONDS: Final = 60.0
@@ -87,7 +87,7 @@ class Replay:
         self._config = config
         self._speed = speed
         self._on_step = on_step
-        self._at = self.begin = _begin(recording)
+        self._at = self.begin = self._paced_from = _begin(recording)
         self._host = recording.host or "recording"
         self._store = store
         limits = config.store
@@ -145,7 +145,10 @@ class Replay:
             self.writer.stop(_FLUSH_SECONDS)
 
     def _stride(self, at: float) -> float:
-        return _STEP_SECONDS if at - self._at < _LONGEST_STEP_SECONDS else _LONGEST_STEP_SECONDS
+        gap = at - self._at
+        if gap >= _LONGEST_GAP_SECONDS:
+            return gap
+        return _STEP_SECONDS if gap < _LONGEST_STEP_SECONDS else _LONGEST_STEP_SECONDS
 
     def _settle(self, began: float) -> None:
         """The rest of the logs, and the time that an incident is looked at again after it."""
@@ -167,6 +170,8 @@ class Replay:
     def _step(self, at: float, began: float) -> None:
         """Everything up to now is judged, then the clock goes on."""
         self._flush_readings()
+        if at - self._at >= _LONGEST_GAP_SECONDS:
+            self._paced_from += at - self._at
         self._at = at
         while self._exits and (self._exits[0].at or 0.0) <= at:
             self._end(self._exits.popleft())
@@ -185,7 +190,7 @@ class Replay:
             self.writer.flush(_FLUSH_SECONDS)
         self._on_step(at)
         if self._speed is not None:
-            time.sleep(max(0.0, began + (at - self.begin) / self._speed - time.monotonic()))
+            time.sleep(max(0.0, began + (at - self._paced_from) / self._speed - time.monotonic()))
 
     # ---------------------------------------------------------------- readings
     def _take(self, sample: AnySample | KernelEvent) -> None:

@@ -105,7 +105,9 @@ def test_the_demo_is_seen_as_it_happened():
     assert status == 0
     lines = out.splitlines()
     assert "begins: vllm-0" in lines[0]
-    assert re.search(r"14:32:0\d UTC  opened  inc-\w{12}  vllm-0  prefill_activation_peak: ", lines[1])
+    assert re.search(
+        r"14:32:0\d UTC  opened  inc-\w{12}  vllm-0  prefill_activation_peak: ", lines[1]
+    )
     assert lines[-1].endswith("1 of 1 incidents are not over")
     assert replay(DEMO, "--", "agent") == (status, out)
 
@@ -186,6 +188,16 @@ def test_speed_is_that_of_the_recording(tmp_path):
     began = time.monotonic()
     replay(path, "--speed", "60")
     assert time.monotonic() - began >= 1.0
+
+
+@pytest.mark.parametrize("speed", ["max", "100000"])
+def test_a_clock_that_was_set_is_not_waited_for(tmp_path, speed):
+    """As on a host without a clock of its own, which begins each time in 1970."""
+    path = recorded(tmp_path / "r", log=started(AT - 3600) + refused(AT), seconds=(-60, 60))
+    manifest = tmp_path / "r" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"started_at": 30.0}))
+    _, out = replay(path, "--speed", speed)
+    assert out.splitlines()[-1].endswith("0 of 1 incidents are not over")
 
 
 @pytest.mark.parametrize(
