@@ -91,6 +91,7 @@ _FATAL: Final = frozenset({"oom", "check", "failure", "messenger", "lifecycle"})
 _MAX_STATS: Final = 20_000
 _MAX_ALIVE: Final = 20_000
 _MAX_EVENTS: Final = 4_000
+_MAX_PROBED: Final = 2_000
 
 
 @dataclasses.dataclass(slots=True)
@@ -110,6 +111,8 @@ class Run:
     served: bool = False
     alive: list[tuple[int, float | None]] = dataclasses.field(default_factory=list)
     """Order and time of lines that show requests being answered, or a stage of the start reached."""
+    probed: list[int] = dataclasses.field(default_factory=list)
+    """Orders of the lines of health checks that were answered well."""
     numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Figures the start measured; the last rank to print wins, see `by_rank`."""
     by_rank: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
@@ -307,7 +310,10 @@ def _absorb(run: Run, event: LogEvent) -> None:
         run.note_alive(event)
     if pattern.kind == "lifecycle" and run.ended is None:
         run.ended = event
-    if pattern.id == "uvicorn.served":
+    if pattern.id == "uvicorn.probed":
+        del run.probed[: max(0, len(run.probed) - _MAX_PROBED)]
+        run.probed.append(event.order)
+    if pattern.id in ("uvicorn.served", "uvicorn.probed"):
         return
     if pattern.kind in ("capacity", "stage"):
         _add_numbers(run, event)

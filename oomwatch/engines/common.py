@@ -277,6 +277,14 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         "..",
     ),
     Pattern(
+        "uvicorn.probed",
+        "hint",
+        'HTTP/1.1" 200',
+        r"\"GET /health(?:_generate)? HTTP/1\.1\" 200",
+        '10.0.0.1:41002 - "GET /health HTTP/1.1" 200 OK',
+        "..",
+    ),
+    Pattern(
         "uvicorn.server_error",
         "hint",
         'HTTP/1.1" 500',

@@ -7,6 +7,7 @@ from typing import Final
 from oomwatch.diagnose.rules import (
     endings,
     gpu_faults,
+    hangs,
     host,
     host_start,
     kv_checks,
@@ -39,6 +40,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *pools.RULES,
     *pressure.RULES,
     *trends.RULES,
+    *hangs.RULES,
     *lookalikes.RULES,
     *endings.RULES,
 )
