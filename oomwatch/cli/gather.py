@@ -91,6 +91,11 @@ class Gatherer:
                 "; ".join(self._failures or [s.detail or s.name for s in self.sources])
                 or "no input could be read"
             )
+        return self.inputs(config)
+
+    def inputs(self, config: dict[str, Any] | None = None) -> Inputs:
+        """What has been read so far."""
+        options = self.options
         return Inputs(
             generated_at=time.time(),
             host=self.host or os.uname().nodename,
@@ -172,7 +177,7 @@ class Gatherer:
         if first is None:
             self.sources.append(
                 SourceStatus(
-                    _shown(name), "warning", "; ".join(notes) or "empty: nothing was written to it"
+                    _shown(name), "warning", "; ".join(notes) or "nothing was written to it"
                 )
             )
             return
@@ -305,21 +310,22 @@ class Gatherer:
         else:
             self.add_log_file(ended.name, engine_id)
 
-    def add_end(self, ended: EndedEngine) -> str | None:
-        """Add how an engine ended; its id."""
-        if ended.exit is None:
-            return None
-        self.exits.append(ended.exit)
+    def add_end(self, ended: EndedEngine) -> str:
+        """Add an engine that is gone, and how it ended where that is known; its id."""
+        if ended.exit is not None:
+            self.exits.append(ended.exit)
         self.engines.append(
             RecordedEngine(
-                id=ended.exit.engine,
+                id=ended.id,
                 engine=ended.engine,
                 version=ended.version,
                 command=ended.command,
+                pids=ended.pids,
+                started_at=ended.started_at,
                 ended=True,
             )
         )
-        return ended.exit.engine
+        return ended.id
 
     def _pod(self, name: str) -> None:
         self.add_pod(name, None)

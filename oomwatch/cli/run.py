@@ -6,7 +6,6 @@ Everything of ours goes to stderr, after the server has ended; the exit status i
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shlex
 import signal
@@ -24,9 +23,10 @@ from oomwatch.records import Diagnosis, SourceStatus
 if TYPE_CHECKING:
     from oomwatch.diagnose.inputs import KernelInput
     from oomwatch.sources.child import ChildEnd
+    from oomwatch.sources.ended import EndedEngine
 
-Diagnose = Callable[[Path, Sequence[str], float], Diagnosis]
-"""Takes the copy, the command and the time of its start."""
+Diagnose = Callable[["EndedEngine"], Diagnosis]
+"""Takes the copy of the output, with the command and how it ended."""
 Render = Callable[[Diagnosis, str], str]
 
 EXAMPLES: Final = """\b
@@ -101,8 +101,9 @@ def run_server(
         _say(f"the copy of the output is not complete: {copy.error.strerror or copy.error}")
 
     failed = end.status != 0
+    ended = _ended(copy.path, server, started_at, end)
     try:
-        diagnosis = _with_end(diagnose(copy.path, server, started_at), end)
+        diagnosis = diagnose(ended)
         found = diagnosis.verdict == "oom" if end.stop_requested else _worth_telling(diagnosis)
         tell = found or (failed and not end.stop_requested)
         report = render(diagnosis, report_format) if tell else None
@@ -114,40 +115,61 @@ def run_server(
     if report is not None:
         _print_error(report)
     if tell and log_copy is None and copy.path.stat().st_size:
+        _keep_end(ended)
         _say(f"the output is kept in {copy.path}")
     elif log_copy is None:
         copy.path.unlink(missing_ok=True)
     return end.status
 
 
-def _with_end(diagnosis: Diagnosis, end: ChildEnd) -> Diagnosis:
-    """What only we know: the server is gone. One that failed in silence was not healthy."""
-    if end.status == 0 or end.stop_requested or diagnosis.verdict != "healthy":
-        return diagnosis
-    how = _signal_name(end.signal) if end.signal else f"status {end.status}"
-    return dataclasses.replace(
-        diagnosis,
-        verdict="unknown",
-        engines=tuple(dataclasses.replace(one, phase="exited") for one in diagnosis.engines),
-        sources=(
-            *diagnosis.sources,
-            SourceStatus("exit", "warning", f"ended with {how}, and its output does not say why"),
+def _ended(path: Path, server: Sequence[str], started_at: float, end: ChildEnd) -> EndedEngine:
+    """What only we know: which process it was, when it lived, and how it ended."""
+    from oomwatch.engines.commandline import parse_command
+    from oomwatch.records import EngineExit
+    from oomwatch.sources.ended import EndedEngine
+
+    command = parse_command(tuple(server))
+    at = time.time()
+    return EndedEngine(
+        "copy",
+        str(path),
+        at,
+        engine=command.engine,
+        version=command.version,
+        command=tuple(server),
+        exit=EngineExit(
+            engine=f"{command.engine or 'engine'}-0",
+            where="the server",
+            at=at,
+            exit_code=end.status,
+            signal=end.signal,
         ),
+        pids=(end.pid,),
+        started_at=started_at,
     )
 
 
-def diagnose_copy(path: Path, server: Sequence[str], started_at: float) -> Diagnosis:
-    """The diagnosis of a kept copy, with its command and what the kernel said meanwhile."""
+def _keep_end(ended: EndedEngine) -> None:
+    """Beside a kept copy, for a later `diagnose`; what cannot be written is no one's trouble."""
+    from oomwatch.sources.ended import write_end
+
+    with contextlib.suppress(OSError):
+        write_end(ended)
+
+
+def diagnose_copy(ended: EndedEngine) -> Diagnosis:
+    """The diagnosis of a kept copy, with its end and what the kernel said meanwhile."""
     from oomwatch.cli.gather import Gatherer
     from oomwatch.cli.options import Options
     from oomwatch.diagnose.judge import diagnose
     from oomwatch.remedies.prescription import with_remedies
 
-    gatherer = Gatherer(Options(logs=(str(path),), command=shlex.join(server)))
-    kernel, status = _kernel_since(started_at)
+    gatherer = Gatherer(Options(command=shlex.join(ended.command or ())))
+    gatherer.add_ended(ended)
+    kernel, status = _kernel_since(ended.started_at or 0.0)
     gatherer.kernel += kernel
     gatherer.sources.append(status)
-    return with_remedies(diagnose(gatherer.gather()))
+    return with_remedies(diagnose(gatherer.inputs()))
 
 
 def _kernel_since(started_at: float) -> tuple[list[KernelInput], SourceStatus]:

@@ -30,6 +30,8 @@ from oomwatch.sources.logformat_time import Clock
 DOCKER_ROOT: Final = "/var/lib/docker"
 SYSTEMD_ROOT: Final = "/run/systemd/system"
 COPY_PREFIX: Final = "oomwatch-run-"
+_END_SUFFIX: Final = ".json"
+_LARGEST_END_BYTES: Final = 1 << 20
 _SHELL_SIGNAL: Final = 128
 _PROPERTIES: Final = (
     "Id,ActiveState,SubState,Result,NRestarts,ExecMainCode,ExecMainStatus"
@@ -50,6 +52,13 @@ class EndedEngine:
     version: str | None = None
     command: tuple[str, ...] | None = None
     exit: EngineExit | None = None
+    pids: tuple[int, ...] = ()
+    started_at: float | None = None
+
+    @property
+    def id(self) -> str:
+        """Its id as an engine."""
+        return self.exit.engine if self.exit is not None else f"{self.engine or 'engine'}-0"
 
 
 def find_ended(
@@ -244,8 +253,39 @@ def find_copies(folder: str) -> list[EndedEngine]:
             continue
         own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
         if own and status.st_size:
-            found.append(EndedEngine("copy", str(path), status.st_mtime))
+            copy = EndedEngine("copy", str(path), status.st_mtime)
+            found.append(_with_end(copy, path.with_suffix(_END_SUFFIX)))
     return found
+
+
+def write_end(ended: EndedEngine) -> None:
+    """Keep beside a copy how the server ended; OSError where that cannot be written."""
+    told = dataclasses.asdict(ended)
+    path = Path(ended.name).with_suffix(_END_SUFFIX)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(told, file)
+
+
+def _with_end(copy: EndedEngine, path: Path) -> EndedEngine:
+    """The copy with what stands beside it; older copies have nothing there."""
+    try:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            return copy
+        told = json.loads(path.read_bytes()[:_LARGEST_END_BYTES])
+        end = EngineExit(**told["exit"])
+        return dataclasses.replace(
+            copy,
+            engine=told["engine"],
+            version=told["version"],
+            command=_words(told["command"]) or None,
+            exit=end,
+            pids=tuple(int(pid) for pid in told["pids"]),
+            started_at=float(told["started_at"]),
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        return copy
 
 
 # ---------------------------------------------------------------- values

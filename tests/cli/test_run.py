@@ -13,6 +13,7 @@ from oomwatch.cli.run import run_server
 from oomwatch.demo import demo_recording
 from oomwatch.errors import SourceUnavailable
 from oomwatch.records import Diagnosis, Finding, Incident
+from oomwatch.sources.ended import find_copies
 
 OOM = Diagnosis(
     verdict="oom",
@@ -32,9 +33,10 @@ class Judge:
         self.path = Path()
         self.server = ()
 
-    def __call__(self, path, server, started_at):
-        assert 0 <= time.time() - started_at < 60
-        self.path, self.server, self.log = path, tuple(server), path.read_bytes()
+    def __call__(self, ended):
+        assert 0 <= time.time() - ended.started_at < 60
+        self.path, self.server = Path(ended.name), ended.command
+        self.log = self.path.read_bytes()
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -48,6 +50,11 @@ def run(judge, *server, log_copy=None):
         diagnose=judge,
         render=lambda diagnosis, report_format: f"REPORT {diagnosis.verdict} {report_format}\n",
     )
+
+
+def _forget(copy):
+    copy.unlink()
+    copy.with_suffix(".json").unlink()
 
 
 def shell(script):
@@ -64,7 +71,7 @@ def test_a_failure_is_explained_after_the_output(capfd):
     assert sorted(judge.log.splitlines()) == [b"err", b"out"]
     assert judge.server == shell("echo out; echo err >&2; exit 7")
     assert judge.path.exists()
-    judge.path.unlink()
+    _forget(judge.path)
 
 
 def test_success_is_silent_and_leaves_nothing(capfd):
@@ -96,13 +103,6 @@ def test_death_by_a_signal_is_explained(capfd):
     assert not judge.path.exists()  # it printed nothing
 
 
-def test_a_server_that_failed_in_silence_was_not_healthy(capfd):
-    judge = Judge(HEALTHY)
-    assert run(judge, *shell("echo serving; kill -9 $$")) == 137
-    assert "REPORT unknown" in capfd.readouterr().err
-    judge.path.unlink()
-
-
 def test_a_signal_without_a_name(capfd):
     assert run(Judge(UNKNOWN), *shell("kill -40 $$")) == 168
     assert "ended by signal 40" in capfd.readouterr().err
@@ -124,7 +124,7 @@ def test_a_failing_diagnosis_does_not_hide_the_status(capfd, error):
     assert stderr.startswith("oomwatch: the output could not be diagnosed: ")
     assert "\x1b" not in stderr
     assert "Traceback" not in stderr
-    judge.path.unlink()
+    _forget(judge.path)
 
 
 @pytest.mark.parametrize(
@@ -214,3 +214,34 @@ def test_no_command_is_wrong_use():
     done = oomwatch("run")
     assert done.returncode == 2
     assert "SERVER" in done.stderr
+
+
+STARTING = (
+    "(APIServer pid=1) INFO 11-20 09:14:02 [api_server.py:1839] vLLM API server version 0.11.0\\n"
+    "(EngineCore_DP0 pid=171) INFO 11-20 09:14:25 [gpu_model_runner.py:2602] Starting to load "
+    "model /models/m...\\n"
+)
+
+
+def test_a_kill_is_told_and_remembered_for_a_later_diagnose(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    done = oomwatch("run", "--format", "json", *shell(f'printf "{STARTING}"; kill -9 $$'))
+    assert done.returncode == 137
+    report = json.loads(done.stderr[done.stderr.index("{") : done.stderr.rindex("}") + 1])
+    (incident,) = report["incidents"]
+    assert (report["verdict"], incident["cause"]) == ("not_oom", "killed_by_signal")
+    assert report["engines"][0]["phase"] == "exited"
+    (copy,) = find_copies(str(tmp_path))
+    assert (copy.exit.exit_code, copy.exit.signal) == (137, signal.SIGKILL)
+    assert (copy.command[0], len(copy.pids)) == ("sh", 1)
+    assert 0 <= copy.exit.at - copy.started_at < 60
+
+
+def test_a_server_that_failed_in_silence_was_not_healthy(tmp_path):
+    served = "(APIServer pid=1) INFO:     Application startup complete.\\n"
+    script = f'printf "{STARTING}{served}"; exit 3'
+    copy = str(tmp_path / "copy.log")
+    done = oomwatch("run", "--format", "json", "--log-copy", copy, *shell(script))
+    report = json.loads(done.stderr)
+    assert (done.returncode, report["verdict"]) == (3, "unknown")
+    assert any("status 3" in (source["detail"] or "") for source in report["sources"])

@@ -244,6 +244,13 @@ def test_copies_of_this_user_only(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"exit": {}}', '{"exit": null, "engine": 1}'])
+def test_an_end_beside_a_copy_that_cannot_be_understood_is_passed_over(tmp_path, damage):
+    (tmp_path / "oomwatch-run-a.log").write_text("x")
+    (tmp_path / "oomwatch-run-a.json").write_text(damage)
+    assert [one.exit for one in find_copies(str(tmp_path))] == [None]
+
+
 @pytest.mark.usefixtures("path_of")
 def test_the_last_to_end_comes_first(tmp_path):
     copy = tmp_path / "oomwatch-run-a.log"

@@ -171,8 +171,7 @@ def _by_signal(facts: Facts, end: EngineExit, number: int) -> Finding | None:
         facts,
         "killed_by_signal",
         0.65,
-        f"{_where(end)} was killed (SIGKILL) and printed no error"
-        + ("; not for its memory limit." if end.oom_killed is False else "."),
+        f"{_where(end)} was killed (SIGKILL) and printed no error{_not_for_memory(facts, end)}.",
         [exit_evidence(end)],
         strength=LIFECYCLE,
         values={"signal": name, "exit_code": end.exit_code},
@@ -181,6 +180,12 @@ def _by_signal(facts: Facts, end: EngineExit, number: int) -> Finding | None:
         if facts.has_kernel
         else ("Whether the host's OOM killer did it: `journalctl -k` or `dmesg`.",),
     )
+
+
+def _not_for_memory(facts: Facts, end: EngineExit) -> str:
+    if facts.kernel_is_live and not any(c.event.kind == "oom_kill" for c in facts.kernel):
+        return "; the kernel's log has no OOM kill of it"
+    return "; not for its memory limit" if end.oom_killed is False else ""
 
 
 def vanished(facts: Facts) -> Finding | None:
