@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import math
 import re
 from typing import Final
 
@@ -64,6 +65,14 @@ def format_bytes(value: float | None) -> str:
 def format_count(value: float | None) -> str:
     """A count for people, with thousands commas; ``?`` when unknown."""
     return "?" if value is None else f"{round(value):,}"
+
+
+def format_share(ratio: float | None) -> str:
+    """A ratio as percent: ``42%``; ``99.5%`` and not ``100%`` where something is left."""
+    if ratio is None:
+        return "?"
+    percent = 100 * ratio
+    return f"{math.floor(10 * percent) / 10:.1f}%" if 99 < percent < 100 else f"{percent:.0f}%"
 
 
 def format_duration(seconds: float | None) -> str:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from oomwatch.units import format_span
+from oomwatch.units import format_share, format_span
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,11 @@ from oomwatch.units import format_span
 )
 def test_a_span_is_said_in_two_units_at_most(seconds, shown):
     assert format_span(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shown"),
+    [(None, "?"), (0.0, "0%"), (0.424, "42%"), (0.99, "99%"), (0.9999, "99.9%"), (1.0, "100%")],
+)
+def test_a_share_is_whole_only_where_nothing_is_left(ratio, shown):
+    assert format_share(ratio) == shown

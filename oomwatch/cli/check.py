@@ -324,7 +324,8 @@ def _metrics(engine: DiscoveredEngine) -> Item:
         hint = engine.metrics_reason or "give --metrics URL if they are elsewhere"
         return Item(name, "warning", f"metrics: {error}", hint)
     running = [sample.running for sample in page.samples if sample.running is not None]
-    busy = f", {sum(running):.0f} requests running" if running else ""
+    count = f"{sum(running):.0f}"
+    busy = f", {count} request{'' if count == '1' else 's'} running" if running else ""
     return Item(name, "ok", f"metrics at {url}{busy}")
 
 

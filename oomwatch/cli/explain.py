@@ -12,6 +12,8 @@ import click
 
 from oomwatch.cli import completing
 
+_FEW: Final = 3
+"""Names that a hint may hold."""
 EXAMPLES: Final = """\b
 Examples:
   oomwatch explain                           all causes, by class
@@ -72,13 +74,21 @@ def list_causes(language: str) -> str:
 
 def unknown_cause(cause: str) -> str:
     """One line: there is no such cause, and which one may be meant."""
-    from oomwatch.causes import CAUSES
     from oomwatch.report.sanitize import clean
 
-    known = [name for causes in CAUSES.values() for name in causes]
-    near = difflib.get_close_matches(cause.lower().replace("-", "_")[:80], known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else "`oomwatch explain` lists all"
+    near = near_causes(cause)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`oomwatch explain` lists all"
     return f"oomwatch: there is no cause {clean(cause, 60)!r}; {hint}"
+
+
+def near_causes(text: str) -> list[str]:
+    """The first causes that begin like that, else the most similar one."""
+    from oomwatch.causes import CAUSES
+
+    wanted = text.lower().replace("-", "_")[:80]
+    known = [name for causes in CAUSES.values() for name in causes]
+    begin = [name for name in known if wanted and name.startswith(wanted)]
+    return begin[:_FEW] or difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
 
 
 def print_markdown(text: str) -> None:

@@ -113,17 +113,17 @@ def add(
 
 def _check_cause(pattern: str) -> None:
     """Raises `UsageError` for one that no cause can match: it would hold nothing."""
-    import difflib
     import fnmatch
 
     from oomwatch.causes import CAUSES
+    from oomwatch.cli.explain import near_causes
 
     known = [cause for causes in CAUSES.values() for cause in causes]
     if any(fnmatch.fnmatchcase(cause, pattern) for cause in known):
         return
-    near = difflib.get_close_matches(pattern[:80], known, n=1)
+    near = near_causes(pattern)
     what = f"that {pattern[:60]} stands for" if "*" in pattern else pattern[:60]
-    hint = f"did you mean {near[0]}?" if near else "`oomwatch explain` lists them"
+    hint = f"did you mean {' or '.join(near)}?" if near else "`oomwatch explain` lists them"
     raise UsageError(f"there is no cause {what}; {hint}")
 
 

@@ -20,7 +20,7 @@ from oomwatch.detect.levels import Level, Switch, held_families
 from oomwatch.detect.rates import WindowedPeak, WindowedRate
 from oomwatch.detect.track import Track
 from oomwatch.records import EngineSample, Evidence, Trigger, TriggerKind
-from oomwatch.units import format_count, format_duration
+from oomwatch.units import format_count, format_duration, format_share
 
 _RATE_SECONDS: Final = 60.0
 _PRESSED_SECONDS: Final = 30.0
@@ -116,7 +116,7 @@ class EngineWatch:
         if not _NOW_SECONDS <= ahead.eta_seconds <= self._horizon_seconds:
             return None
         text = (
-            f"KV cache {ahead.level:.0%} full and rising: full in "
+            f"KV cache {format_share(ahead.level)} full and rising: full in "
             f"{format_duration(ahead.eta_seconds)} ({format_duration(ahead.eta_low_seconds)} to "
             f"{format_duration(ahead.eta_high_seconds)})"
         )
@@ -148,7 +148,7 @@ class EngineWatch:
         if peak is None or "entered" not in {often, always}:
             return None
         switch = self._always_full if always == "entered" else self._often_full
-        full = f"{peak:.0%} full" + ("" if usage == peak else " at its peaks")
+        full = f"{format_share(peak)} full" + ("" if usage == peak else " at its peaks")
         text = (
             f"KV cache {full} with {format_count(sample.running)} running and "
             f"{format_count(sample.waiting)} waiting requests"

@@ -23,7 +23,7 @@ from oomwatch.records import (
 from oomwatch.report.locale import Language, phrase_book
 from oomwatch.report.sanitize import clean
 from oomwatch.selection import set_together
-from oomwatch.units import format_bytes, format_count, format_duration
+from oomwatch.units import format_bytes, format_count, format_duration, format_share
 
 _NARROW: Final = 0.02
 """Share of a predicted count below which its range is not worth reading."""
@@ -121,7 +121,7 @@ def _load(engine: EngineFacts, texts: Mapping[str, str]) -> list[str]:
     if load is None:
         return []
     if load.kv_usage_ratio is not None and math.isfinite(load.kv_usage_ratio):
-        facts.append(texts["load.kv"].format(percent=round(100 * load.kv_usage_ratio)))
+        facts.append(texts["load.kv"].format(share=format_share(load.kv_usage_ratio)))
     if load.running is not None:
         counts = {"running": f"{load.running:.0f}", "waiting": f"{load.waiting or 0:.0f}"}
         facts.append(texts["load.requests"].format_map(counts))

@@ -143,11 +143,11 @@ def read_stream(
             reason = error.strerror or "input/output error"
             raise SourceUnavailable(f"{name}: cannot be read ({reason})") from None
         if note is not None and not full and size is not None and size > SMALL and not blocks.kind:
-            note(f"{name}: large, so read at its ends and around telling lines")
+            note("large, so read at its ends and around telling lines")
         pieces = choose_pieces(_reported(blocks, size, progress), full=full)
         yield from read_pieces(pieces, name, clock)
         if blocks.damage is not None and note is not None:
-            note(f"{name}: {blocks.damage}; read as far as it goes")
+            note(f"{blocks.damage}; read as far as it goes")
 
 
 def _reported(blocks: Blocks, size: int | None, progress: Progress | None) -> Iterator[bytes]:

@@ -90,6 +90,9 @@ def test_the_list_names_every_cause_under_its_class() -> None:
     [
         ("kv_lt_maxlen", "did you mean kv_lt_max_len?"),
         ("host-oom-kil", "did you mean host_oom_kill?"),
+        ("kv_l", "did you mean kv_lt_max_len?"),
+        ("cuda", "did you mean cuda_graph_capture?"),
+        ("kv_preempt", "did you mean kv_preempt_recompute_storm or kv_preempt_swap_storm?"),
         ("zzz", "`oomwatch explain` lists all"),
         ("../../etc/passwd", "lists all"),
     ],

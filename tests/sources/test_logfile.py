@@ -68,7 +68,7 @@ def test_archive_cut_off_is_read_as_far_as_it_goes(kind, share):
     assert len(lines) > 5000
     whole = [line.text.encode() for line in lines[:-1]]
     assert whole == body.split(b"\n")[: len(whole)]
-    assert notes == [f"x.log: the {kind} archive is cut off; read as far as it goes"]
+    assert notes == [f"the {kind} archive is cut off; read as far as it goes"]
 
 
 def test_archive_with_damage_in_it():
@@ -76,7 +76,7 @@ def test_archive_with_damage_in_it():
     packed[-8:-4] = b"\0\0\0\0"  # its check sum
     notes: list[str] = []
     assert len(read_bytes(bytes(packed), notes)) == 5000
-    assert notes == ["x.log: the gzip archive is damaged; read as far as it goes"]
+    assert notes == ["the gzip archive is damaged; read as far as it goes"]
 
 
 def test_a_whole_archive_has_nothing_to_note():
@@ -190,7 +190,7 @@ def test_a_disk_that_fails_in_the_middle_is_read_as_far_as_it_goes():
     )
     assert next(lines).text == "first"
     assert len(list(lines)) == 1
-    assert notes == ["log: reading failed (Input/output error); read as far as it goes"]
+    assert notes == ["reading failed (Input/output error); read as far as it goes"]
 
 
 def test_one_of_many_files_is_closed_between_its_first_line_and_the_rest(tmp_path):

@@ -16,7 +16,7 @@ from oomwatch.diagnose.points import Point, points_of
 from oomwatch.diagnose.rules.findings import ARITHMETIC, COUNTERS, NAMED_CHECK, Rule, found
 from oomwatch.diagnose.runs import Load
 from oomwatch.records import Evidence, Finding
-from oomwatch.units import format_count, format_duration
+from oomwatch.units import format_count, format_duration, format_share
 
 _HIGH: Final = 0.9
 _FULL_POOL: Final = re.compile(
@@ -78,7 +78,7 @@ def pool_allocation(facts: Facts) -> Finding | None:
             facts,
             "kv_alloc_fail_hybrid_state",
             0.8,
-            f"The {dry['pool']} pool of this hybrid model was {float(dry['share']):.0%} full at the last load line, while the"
+            f"The {dry['pool']} pool of this hybrid model was {format_share(float(dry['share']))} full at the last load line, while the"
             " full attention pool had room.",
             evidence,
             strength=ARITHMETIC,
@@ -128,7 +128,7 @@ def pool_allocation(facts: Facts) -> Finding | None:
             facts,
             "kv_pool_leak",
             0.7,
-            f"The pool is exhausted although the last load line says {usage:.0%} use with {format_count(load.running if load else None)} running: slots were not given back.",
+            f"The pool is exhausted although the last load line says {format_share(usage)} use with {format_count(load.running if load else None)} running: slots were not given back.",
             evidence,
             strength=ARITHMETIC,
             order=order,
@@ -395,7 +395,7 @@ def blocks_not_returned(facts: Facts) -> Finding | None:
         facts,
         "kv_pool_leak",
         0.85,
-        f"The KV cache stays at {tail[-1].kv:.0%} for {format_duration(seconds)} although at most {format_count(max(p.running or 0 for p in idle))} requests run: blocks are not given back.",
+        f"The KV cache stays at {format_share(tail[-1].kv)} for {format_duration(seconds)} although at most {format_count(max(p.running or 0 for p in idle))} requests run: blocks are not given back.",
         [empty[0].evidence if empty else idle[0].evidence, tail[-1].evidence],
         strength=COUNTERS,
         values={

@@ -13,7 +13,7 @@ from oomwatch.diagnose.facts import Facts, cite
 from oomwatch.diagnose.points import Point, points_of
 from oomwatch.diagnose.rules.findings import COUNTERS, TREND, Rule, found
 from oomwatch.records import Evidence, Finding
-from oomwatch.units import format_count, format_duration
+from oomwatch.units import format_count, format_duration, format_share
 
 _FULL: Final = 0.97
 _HIGH: Final = 0.9
@@ -195,7 +195,7 @@ def saturation(facts: Facts) -> Finding | None:
         facts,
         "kv_saturation",
         0.85 if at_end or sliding else 0.7,
-        f"The KV cache {'is' if at_end else 'was'} full ({worst.kv:.0%}) and {format_count(worst.waiting)} requests {'wait' if at_end else 'waited'} with {format_count(worst.running)} running: the pool, not the card, limits this server.",
+        f"The KV cache {'is' if at_end else 'was'} full ({format_share(worst.kv)}) and {format_count(worst.waiting)} requests {'wait' if at_end else 'waited'} with {format_count(worst.running)} running: the pool, not the card, limits this server.",
         unique,
         strength=COUNTERS,
         risk=True,
@@ -235,7 +235,7 @@ def _next_does_not_fit(facts: Facts, points: Sequence[Point]) -> Finding | None:
         facts,
         "kv_saturation",
         0.6 if unseen else 0.7,
-        f"{format_count(last.running)} running {'request holds' if one else 'requests hold'} {last.kv:.0%} of the KV cache, and none of the {format_count(last.waiting)} that wait fits beside {'it' if one else 'them'}.",
+        f"{format_count(last.running)} running {'request holds' if one else 'requests hold'} {format_share(last.kv)} of the KV cache, and none of the {format_count(last.waiting)} that wait fits beside {'it' if one else 'them'}.",
         [tail[0].evidence, last.evidence],
         strength=COUNTERS,
         risk=True,

@@ -79,7 +79,7 @@ TEXTS: Final = {
     "phase.exited": "exited",
     "phase.unknown": "phase unknown",
     "kv_tokens": "KV cache {tokens} tokens",
-    "load.kv": "{percent} % of it in use",
+    "load.kv": "{share} of it in use",
     "load.requests": "{running} running, {waiting} waiting",
     "load.preemptions": "{count} preemptions since it started",
     # status of a source

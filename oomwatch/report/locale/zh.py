@@ -72,7 +72,7 @@ TEXTS: Final = {
     "phase.exited": "已退出",
     "phase.unknown": "阶段未知",
     "kv_tokens": "KV 缓存 {tokens} token",
-    "load.kv": "已用 {percent} %",
+    "load.kv": "已用 {share}",
     "load.requests": "运行 {running}，等待 {waiting}",
     "load.preemptions": "启动以来抢占 {count} 次",
     "status.ok": "正常",
