@@ -313,6 +313,8 @@ class EngineFacts:
     started_at: float | None = None  # of its first line, or of its first process
     arguments_seen: bool = True
     """Whether its arguments were printed or given; if not, a default in `in_force` is a guess."""
+    accepted: frozenset[str] = frozenset()
+    """Flags that the server itself printed as its own: it took them, whatever the tables say."""
     values_seen: frozenset[str] = frozenset()
     """Flags whose value in force was itself printed, given or measured."""
 

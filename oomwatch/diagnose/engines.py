@@ -171,6 +171,7 @@ def describe_engine(
         gpu_name=gpu_name,
         started_at=(run.began_at if run else None) or (recorded.started_at if recorded else None),
         arguments_seen=bool(parsed) or (run is not None and run.printed is not None),
+        accepted=frozenset(printed),
         values_seen=frozenset(
             [*measured, *(flag for flag, value in known.items() if value is not None)]
         ),

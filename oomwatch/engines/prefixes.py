@@ -8,7 +8,7 @@ in `then` may follow: uvicorn's own level after SGLang's bracket.
 
 Named groups: ``level``, ``process``, ``pid``, ``rank``, ``origin`` and the time as one of ``iso``
 (date and time, any separator), ``yearless`` (``MM-DD HH:MM:SS`` of vLLM) or ``glog``
-(``MMDD HH:MM:SS.ffffff``). Patterns are anchored, have no nested quantifiers, and so take time
+(``MMDD HH:MM:SS.ffffff``, of PyTorch also ``MDD``). Patterns are anchored, have no nested quantifiers, and so take time
 linear in the length of the prefix.
 
 Versions are the releases that were read or run (None: open end).
@@ -132,7 +132,7 @@ RECORD_PREFIXES: Final = (
         ),
         "[2025-09-01 21:31:30 DP0 TP3] Decode batch, #running-req: 12, token usage: 0.93",
         since="0.2.0",
-        then=("uvicorn", "plain_level"),
+        then=("uvicorn", "plain_level", "nccl"),  # since 2.26 NCCL writes the time like SGLang
         starts="[",
     ),
     Prefix(
@@ -214,7 +214,8 @@ RECORD_PREFIXES: Final = (
         "torch_cpp",
         "pytorch",
         _P(
-            r"\[(?P<level>[IWEF])(?P<glog>\d{4} \d\d:\d\d:\d\d(?:\.\d{1,9})?) (?P<origin>[\w./+-]{1,200}:\d{1,6})\] ?"
+            # months below 10 have one digit
+            r"\[(?P<level>[IWEF])(?P<glog>\d{3,4} \d\d:\d\d:\d\d(?:\.\d{1,9})?) (?P<origin>[\w./+-]{1,200}:\d{1,6})\] ?"
         ),
         "[W1129 13:12:08.532104933 utils.cpp:68] Warning: NUMA binding",
         starts="[",

@@ -110,7 +110,12 @@ def _lengths(given: Mapping[str, Any]) -> Iterator[str]:
 def _refused(engine: EngineFacts, version: str | None, explained: set[str]) -> Iterator[str]:
     """Options that this release does not have, or whose value it does not take."""
     for flag, value in engine.arguments.items():
-        if flag in explained or not flag.startswith("--") or isinstance(value, list | dict):
+        if (
+            flag in explained
+            or flag in engine.accepted
+            or not flag.startswith("--")
+            or isinstance(value, list | dict)
+        ):
             continue
         typed = "--no-" + flag[2:] if value is False else flag
         reason = flags.check_flag("vllm", version, typed, True if value is False else value)

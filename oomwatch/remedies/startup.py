@@ -77,6 +77,11 @@ def unblock_unified(context: Context) -> Draft | None:
     )
 
 
+def _unless_pool_stands(step: Move) -> Move:
+    """A step first where compiling fails: what is tuned beside a pool needs no compiler."""
+    return lambda context: None if context.kv_tokens else step(context)
+
+
 MORE_KV_AT_START: Final[tuple[Move, ...]] = (
     memory.raise_share,
     where_measured(load.smaller_batch),
@@ -217,7 +222,14 @@ PLANS: Final[dict[str, Plan]] = {
         load.fewer_sequences,
         load.eager,
     ),
-    "torch_compile": Plan("less_kv", load.eager, load.smaller_batch, load.fewer_sequences),
+    "torch_compile": Plan(
+        "less_kv",
+        _unless_pool_stands(load.eager),
+        load.smaller_batch,
+        memory.lower_share,
+        load.fewer_sequences,
+        load.eager,
+    ),
     "lora_slots": Plan("less_kv", model.fewer_adapters, model.smaller_rank, memory.lower_share),
     "spec_draft": Plan(
         "other",

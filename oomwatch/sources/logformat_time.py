@@ -22,7 +22,7 @@ _MONTHS = {
 _DATED = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[T -](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?\d* ?(Z|UTC|[+-]\d\d:?\d\d)?"
 )
-_YEARLESS = re.compile(r"(\d\d)-?(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
+_YEARLESS = re.compile(r"(\d\d?)-?(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
 _SYSLOG = re.compile(r"([A-Za-z]{3}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
 
 

@@ -93,3 +93,9 @@ def test_sentences_are_printable_and_few() -> None:
     found = wrong_flags(EngineFacts(id="e", engine="vllm", version="0.10.0", arguments=hostile))
     assert 0 < len(found) <= 12
     assert all(sentence.isprintable() for sentence in found)
+
+
+def test_what_the_server_printed_as_its_own_it_took() -> None:
+    given = {"--enable-tiers": True, "--max-num-seqs": "8"}
+    assert "--enable-tiers is not an option" in advice("vllm", "0.23.1", given)
+    assert not advice("vllm", "0.23.1", given, accepted=frozenset(given))

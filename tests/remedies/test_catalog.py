@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -644,3 +645,10 @@ def test_a_pinned_pool_gains_nothing_by_a_smaller_step(cause: str, pin: str) -> 
     values = {"max_model_len": 8192, "estimated_max_len": 4096}
     assert step & {remedy.id for remedy in prescribe(finding(cause, **values), measured)}
     assert not step & {remedy.id for remedy in prescribe(finding(cause, **values), pinned)}
+
+
+def test_what_is_tuned_beside_a_pool_needs_room_rather_than_no_compiler() -> None:
+    compiling = engine(version="0.20.0", arguments={"--max-num-batched-tokens": "8192"})
+    tuning = dataclasses.replace(compiling, kv_tokens=400_000)
+    assert first("torch_compile", compiling).id == "no-cuda-graphs"
+    assert first("torch_compile", tuning).id == "smaller-batch"

@@ -144,7 +144,7 @@ def is_placeless(facts: Facts, failure: Failure) -> bool:
         return False  # cut in the core's constructor
     if any(find_stage(f.frames, f.paths) is not None for f in (failure, *facts.failures)):
         return False
-    return not is_placed_by_lines(facts, failure) and not facts.engine.command
+    return not is_placed_by_lines(facts, failure)
 
 
 def is_placed(facts: Facts, failure: Failure) -> bool:
