@@ -24,7 +24,7 @@ from oomwatch.sources.recording_samples import (
     gpu_kind,
     gpu_process_kind,
     host_kind,
-    number,
+    moment,
     process_kind,
     read_samples,
     text,
@@ -34,7 +34,7 @@ SCHEMA: Final = "oomwatch.recording/1"
 MAX_MANIFEST_BYTES: Final = 16 * 1024**2
 
 # metrics/1760000000.25.vllm-0.prom
-_PAGE_NAME: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\.(.+)\.prom")
+_PAGE_NAME: Final = re.compile(r"(\d{1,11}(?:\.\d{1,9})?)\.(.+)\.prom")
 _PARTS: Final = frozenset(
     {
         "manifest.json",
@@ -122,8 +122,8 @@ def read_recording(path: str) -> Recording:
         root=str(root),
         schema=text(manifest.get("schema")),
         host=text(manifest.get("host")),
-        started_at=number(manifest.get("started_at")),
-        ended_at=number(manifest.get("ended_at")),
+        started_at=moment(manifest.get("started_at")),
+        ended_at=moment(manifest.get("ended_at")),
         redacted=redacted if isinstance(redacted := manifest.get("redacted"), bool) else None,
         engines=engines,
         gpus=gpus,
@@ -187,7 +187,7 @@ def _engines(manifest: Mapping[str, Any]) -> list[RecordedEngine]:
             gpus=_numbers(row.get("gpus")),
             log=text(row.get("log")),
             metrics_url=text(row.get("metrics_url")),
-            started_at=number(row.get("started_at")),
+            started_at=moment(row.get("started_at")),
             ended=row.get("ended") is True,
         )
     return list(engines.values())
@@ -202,7 +202,7 @@ def _exits(manifest: Mapping[str, Any]) -> Iterator[EngineExit]:
             yield EngineExit(
                 engine=engine,
                 where=where,
-                at=number(row.get("at")),
+                at=moment(row.get("at")),
                 exit_code=count(row.get("exit_code")),
                 signal=count(row.get("signal")),
                 oom_killed=killed if isinstance(killed, bool) else None,

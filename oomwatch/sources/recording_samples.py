@@ -22,6 +22,7 @@ from oomwatch.records import EngineSample, GpuProcessSample, GpuSample, HostSamp
 
 MAX_SAMPLES: Final = 50_000
 MAX_LINE_BYTES: Final = 1024 * 1024
+_LAST_MOMENT: Final = 2**37  # in the year 6325
 
 Sample = TypeVar("Sample", GpuSample, GpuProcessSample, ProcessSample, HostSample, EngineSample)
 
@@ -166,7 +167,7 @@ def _sample_of(line: bytes, kind: SampleKind[Sample]) -> Sample | None:
         row = json.loads(line)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         return None
-    if not isinstance(row, dict) or number(row.get("t")) is None:
+    if not isinstance(row, dict) or moment(row.get("t")) is None:
         return None
     return kind.read(row)
 
@@ -179,6 +180,12 @@ def number(value: object) -> float | None:
     if type(value) is int and -(2**63) < value < 2**63:
         return value
     return None
+
+
+def moment(value: object) -> float | None:
+    """A time that calendars and databases have; None for anything else."""
+    found = number(value)
+    return found if found is not None and 0 <= found < _LAST_MOMENT else None
 
 
 def count(value: object) -> int | None:

@@ -106,6 +106,8 @@ def test_bad_lines_are_counted_and_skipped(tmp_path):
                 b'{"gpu": 0, "used_bytes": 5}',
                 b'{"t": "3", "gpu": 0}',
                 b'{"t": NaN, "gpu": 0}',
+                b'{"t": 1e308, "gpu": 0}',
+                b'{"t": -1, "gpu": 0}',
                 b"[" * 100_000,
                 b'{"t": ' + b"9" * 5000 + b"}",
                 b"",
@@ -122,7 +124,7 @@ def test_bad_lines_are_counted_and_skipped(tmp_path):
         None,
         None,
     )
-    assert recording.problems == ("gpu.jsonl: 8 unreadable lines were skipped",)
+    assert recording.problems == ("gpu.jsonl: 10 unreadable lines were skipped",)
 
 
 def test_a_line_longer_than_any_sample_is_skipped_and_the_next_is_read(tmp_path):
@@ -153,6 +155,7 @@ def test_manifest_values_of_wrong_types_are_unknown(tmp_path):
         "schema": "oomwatch.recording/9",
         "host": 7,
         "started_at": "yesterday",
+        "ended_at": 1e300,
         "engines": [{"engine": "sglang", "command": "text", "env": [], "pids": ["x", 5]}, "no"],
         "gpus": {"index": 0},
         "redacted": "yes",
@@ -162,6 +165,7 @@ def test_manifest_values_of_wrong_types_are_unknown(tmp_path):
     assert engine.id == "sglang-0"
     assert (engine.command, engine.env, engine.pids) == (None, {}, (5,))
     assert (recording.host, recording.started_at, recording.redacted) == (None, None, None)
+    assert recording.ended_at is None
     assert any("oomwatch.recording/9" in problem for problem in recording.problems)
 
 
