@@ -17,11 +17,13 @@ from oomwatch.diagnose.rules.findings import (
     Rule,
     found,
 )
+from oomwatch.diagnose.rules.hangs import SAYS as SAYS_HANGS
+from oomwatch.diagnose.rules.hangs import ring_evidence, waits_for_transfer
 from oomwatch.records import Finding
 
 _SAYS: Final[dict[str, str]] = {
     "illegal_memory_access": "A CUDA kernel accessed memory it may not: a bug in a kernel or faulty hardware, not a lack of memory.",
-    "rpc_timeout_hang": "A worker stopped answering in time: it hangs or died without a word; memory is not the cause.",
+    "rpc_timeout_hang": SAYS_HANGS,
     "gpu_hw_fault": "The GPU failed (launch failure or uncorrectable error): hardware, not memory size.",
     "engine_assertion": "The engine failed on one of its own checks or an index: a bug; load may have triggered it, memory did not run out.",
     "nccl_watchdog": "A collective operation between ranks timed out: one rank stopped taking part; look for the rank that died or hung first.",
@@ -66,9 +68,6 @@ _PEER: Final = re.compile(
 )
 _REFUSED: Final = re.compile(
     r"invalid (?:argument|device|resource handle)|peer access is not supported|mapping of buffer object failed"
-)
-_RING: Final = re.compile(
-    r"shm_broadcast\.py:|multiproc_executor\.py:(?:collective_rpc|get_response)"
 )
 _REQUEST_FRAMES: Final = re.compile(
     r"(?:serving\w*|\w*tool_parsers?|\w*reasoning\w*|protocol|httptools_impl|h11_impl|routing|responses|json/decoder|json/__init__|chat_utils)\.py:"
@@ -123,6 +122,7 @@ def named(facts: Facts) -> Finding | None:
         for p, fields in f.matches
         if p.kind == "failure"
         and p.cause
+        and p.id != "sglang.health"  # one alone says little, see hangs.missed_checks
         # A server that goes on has refused a request's value, not its own configuration.
         and not (p.cause == "config_error" and facts.served and not facts.messengers)
         and not (not f.frames and _went_on(facts, f))
@@ -134,7 +134,7 @@ def named(facts: Facts) -> Finding | None:
     sure = [h for h in fatal if h[1].cause != "config_error"]
     failure, pattern, fields = min(sure or fatal or hits, key=lambda h: h[0].order)
     cause = str(pattern.cause)
-    if cause == "rpc_timeout_hang" and _hang_is_transfer(facts):
+    if cause == "rpc_timeout_hang" and waits_for_transfer(facts):
         cause = "kv_transfer_fail"
     request = not fatal
     return found(
@@ -142,7 +142,7 @@ def named(facts: Facts) -> Finding | None:
         cause,
         0.9 if cause not in ("config_error", "rpc_timeout_hang") else 0.82,
         _sentence(cause, failure),
-        [*cite_failure(failure), *_hang_evidence(facts, cause)],
+        [*cite_failure(failure), *(ring_evidence(facts) if cause == "rpc_timeout_hang" else ())],
         strength=REQUEST if request else NAMED_CHECK,
         order=None if request else failure.order,
         values={
@@ -177,20 +177,6 @@ def _sentence(cause: str, failure: Failure) -> str:
     return text
 
 
-def _hang_is_transfer(facts: Facts) -> bool:
-    return (
-        facts.said("vllm.kv_blocks_expired") is not None
-        and facts.failing("kv.transfer") is not None
-    )
-
-
-def _hang_evidence(facts: Facts, cause: str) -> list[Any]:
-    if cause != "rpc_timeout_hang":
-        return []
-    event = facts.said("vllm.shm_wait")
-    return [cite(event.line)] if event else []
-
-
 def peer_access(facts: Facts) -> Finding | None:
     """CUDA refused to share a buffer between processes; only the frames say whose it was."""
     for failure in facts.failures:
@@ -206,50 +192,6 @@ def peer_access(facts: Facts) -> Finding | None:
                 values={"frame": telling_frame(failure.frames)},
             )
     return None
-
-
-def ring_timeout(facts: Facts) -> Finding | None:
-    """A worker did not take or answer a message in time; the exception has no words."""
-    for failure in facts.failures:
-        frames = "\n".join(failure.frames)
-        if failure.name.endswith("TimeoutError") and _RING.search(frames):
-            return found(
-                facts,
-                "rpc_timeout_hang",
-                0.8,
-                _SAYS["rpc_timeout_hang"],
-                [*cite_failure(failure), *_hang_evidence(facts, "rpc_timeout_hang")],
-                strength=STAGE,
-                order=failure.order,
-                values={"frame": telling_frame(failure.frames)},
-                unseen=(
-                    "What the silent worker does: `py-spy dump --pid PID`; the kernel log for Xid lines.",
-                ),
-            )
-    return None
-
-
-def hang(facts: Facts) -> Finding | None:
-    """Workers stopped taking messages and nothing followed."""
-    event = facts.run.find_last("vllm.shm_wait") if facts.run else None
-    run = facts.run
-    if event is None or run is None or run.last is None or facts.failures:
-        return None
-    if (not facts.served and not facts.ready) or event.order < run.last_alive:
-        return None
-    return found(
-        facts,
-        "rpc_timeout_hang",
-        0.65,
-        _SAYS["rpc_timeout_hang"],
-        [cite(event.line)],
-        strength=STAGE,
-        order=event.order,
-        values={"stage": "serving"},
-        unseen=(
-            "What the silent worker does: `py-spy dump --pid PID`; the kernel log for Xid lines.",
-        ),
-    )
 
 
 def stuck_collective(facts: Facts) -> Finding | None:
@@ -390,8 +332,6 @@ def _base(name: str) -> str:
 RULES: Final[tuple[Rule, ...]] = (
     named,
     peer_access,
-    ring_timeout,
-    hang,
     stuck_collective,
     adapter_queue,
     unnamed,
