@@ -2,6 +2,7 @@
 
 OomwatchError
 ├── UsageError           wrong use: one line, exit status 2
+│   └── NoStartError         what was asked about does not start: exit status 1
 ├── NoInputError         no input at all could be read: exit status 3
 └── SourceError          one source failed; the others go on
     ├── NoDataError          nothing to read here, which is normal
@@ -18,6 +19,10 @@ class OomwatchError(Exception):
 
 class UsageError(OomwatchError):
     """The command line, configuration or a given value is wrong."""
+
+
+class NoStartError(UsageError):
+    """A planned server does not start, or its goal is out of reach."""
 
 
 class NoInputError(OomwatchError):

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from oomwatch.cli.completing import cards, files
+from oomwatch.cli.plan_flags import own_flags, refused_flag
 from oomwatch.cli.plan_host import choose_device, read_process
-from oomwatch.errors import OomwatchError, SourceError, UsageError
+from oomwatch.errors import NoStartError, OomwatchError, SourceError, UsageError
 
 if TYPE_CHECKING:
     from oomwatch.engines.commandline import ServerCommand
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
     from oomwatch.memory.planner import Plan, PlanInput
     from oomwatch.records import EngineFacts
 
-EXAMPLES: Final = """\b
+EXAMPLES: Final = """Exit status: 0 it starts, or the goal is reached; 1 it does not, also where
+the release refuses a flag; 2 wrong use; 3 the host or a file could not be read; 4 an internal
+fault.
+
+\b
 Examples:
   oomwatch plan --gpu h100-80gb -- vllm serve meta-llama/Llama-3.1-8B-Instruct
   oomwatch plan --gpu l40s --model-config ./config.json -- vllm serve my-model --max-model-len 32768
@@ -132,16 +137,19 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Write the command after -- as you would run it. Nothing is started and nothing is fetched.
     """
     try:
-        run(options)
+        starts = run(options)
     except OomwatchError as error:
         from oomwatch.report.sanitize import clean
 
         click.echo(f"oomwatch: {clean(error, 600)}", err=True)
+        if isinstance(error, NoStartError):
+            ctx.exit(1)
         ctx.exit(3 if isinstance(error, SourceError) else 2)
+    ctx.exit(0 if starts else 1)
 
 
-def run(options: dict[str, Any]) -> None:
-    """Plan and print."""
+def run(options: dict[str, Any]) -> bool:
+    """Plan and print; whether the server starts, or the goal is reached."""
     from oomwatch.engines.commandline import parse_command
     from oomwatch.engines.secrets import hide_words
     from oomwatch.memory import config_source, devices, goals, planner
@@ -150,7 +158,7 @@ def run(options: dict[str, Any]) -> None:
         names = config_source.known_names() if options["list_models"] else []
         names += devices.known_names() if options["list_gpus"] else []
         click.echo("\n".join(names))
-        return
+        return True
     form = "json" if options["as_json"] else options["form"]
     seen = read_process(options["pid"]) if options["pid"] is not None else None
     words: tuple[str, ...] = options["server"] or ((seen.command or ()) if seen else ())
@@ -171,12 +179,15 @@ def run(options: dict[str, Any]) -> None:
     if options["goal"]:
         goal = goals.parse_goal(options["goal"], options["context"], now.settings.max_model_len)
         answer = goals.reach(given, now, goal)
+    refused = refused_flag(given, parsed)
     if form == "json":
         _print_json(given, now, answer, parsed)
     elif form == "text":
-        _print_text(options, given, now, answer, parsed=parsed, found=found)
+        _print_text(options, given, now, answer, parsed=parsed, found=found, refused=refused)
     else:
+        _check_that_it_starts(now, answer, refused)
         click.echo(_configuration(form, given, now, answer, parsed), nl=False)
+    return refused is None and (now.fits if answer is None else answer.reached)
 
 
 # --------------------------------------------------------------------------------------- inputs
@@ -186,39 +197,6 @@ def _version(given: str | None) -> str | None:
     if given is not None and release(given) is None:
         raise UsageError(f"--engine-version {given[:40]} is no version; write it as in 0.11.0")
     return given
-
-
-def _own_flags(given: PlanInput, parsed: ServerCommand) -> list[str]:
-    """What is wrong with the command's own flags, whatever fits."""
-    from oomwatch.records import EngineFacts
-    from oomwatch.remedies.advice import wrong_flags
-
-    facts = EngineFacts(
-        id="plan",
-        engine=given.engine,
-        version=given.version,
-        fork=parsed.fork,
-        arguments=given.arguments,
-        env=given.env,
-    )
-    return list(dict.fromkeys((*parsed.problems[:5], *wrong_flags(facts))))
-
-
-def _refused_flag(given: PlanInput) -> str | None:
-    """Why the release refuses one of the command's flags; None where it takes them all."""
-    from oomwatch.engines.flags import check_flag
-    from oomwatch.engines.versions import outside
-
-    if given.version_assumed or outside(given.engine, given.version) is not None:
-        return None
-    for flag, value in given.arguments.items():
-        if not flag.startswith("--") or isinstance(value, list | dict):
-            continue
-        typed = "--no-" + flag[2:] if value is False else flag
-        reason = check_flag(given.engine, given.version, typed, True if value is False else value)
-        if reason is not None:
-            return reason
-    return None
 
 
 def _find_model(options: dict[str, Any], parsed: ServerCommand) -> Found:
@@ -273,7 +251,7 @@ def _print_json(given: PlanInput, now: Plan, answer: Answer | None, parsed: Serv
     from oomwatch.memory import report, what_if
 
     data = report.plan_json(given, now, what_if.what_if(given, now), parsed.model)
-    data["advice"] = _own_flags(given, parsed)
+    data["advice"] = own_flags(given, parsed)
     if answer is not None:
         data["goal"] = report.answer_json(answer)
     click.echo(json.dumps(data))
@@ -287,6 +265,7 @@ def _print_text(
     *,
     parsed: ServerCommand,
     found: Found,
+    refused: str | None,
 ) -> None:
     from rich.console import Console
 
@@ -304,8 +283,12 @@ def _print_text(
     )
     from oomwatch.report.sanitize import clean
 
-    for problem in _own_flags(given, parsed):
+    for problem in own_flags(given, parsed):
+        if refused is not None and problem.split()[0] == refused.split()[0]:
+            continue  # said below, with what follows from it
         click.echo(f"oomwatch: {clean(problem, 300)}", err=True)
+    if refused is not None:
+        text.print_refused_flag(console, clean(refused, 200))
     if answer is not None:
         line = clean(shell_line(rebuilt_words(parsed, answer.set), given.engine))
         text.print_answer(console, answer, line)
@@ -327,28 +310,33 @@ def _print_text(
     )
 
 
+def _check_that_it_starts(now: Plan, answer: Answer | None, refused: str | None) -> None:
+    """Raise NoStartError where a configuration to run would be one that does not run."""
+    from oomwatch.memory.text import requests
+
+    chosen = answer.plan if answer is not None else now
+    if not chosen.fits:
+        raise NoStartError(
+            f"this would not start ({chosen.refusal}): {chosen.refusal_text}; "
+            "add --goal concurrency=1 for flags that do"
+        )
+    if answer is not None and not answer.reached:
+        raise NoStartError(
+            f"the goal is out of reach here: {requests(chosen)} at most (--goal concurrency=max)"
+        )
+    if refused is not None:
+        raise NoStartError(f"this would not start: {refused}")
+
+
 def _configuration(
     form: str, given: PlanInput, now: Plan, answer: Answer | None, parsed: ServerCommand
 ) -> str:
-    """The command as arguments, Compose or Kubernetes; refused when it could not start."""
+    """The command as arguments, Compose or Kubernetes."""
     from oomwatch.engines import secrets, shell
     from oomwatch.engines.commandline import parse_command, rebuilt_words
     from oomwatch.memory.deploy import Service, compose, kubernetes
 
     chosen = answer.plan if answer is not None else now
-    if not chosen.fits:
-        raise UsageError(
-            f"this would not start ({chosen.refusal}): {chosen.refusal_text}; "
-            "add --goal concurrency=1 for flags that do"
-        )
-    if answer is not None and not answer.reached:
-        raise UsageError(
-            f"the goal is out of reach here: {chosen.max_concurrency:.4g} requests of "
-            f"{chosen.settings.max_model_len} tokens at most (--goal concurrency=max)"
-        )
-    refused = _refused_flag(given)
-    if refused is not None:
-        raise UsageError(f"this would not start: {refused}")
     words = rebuilt_words(parsed, answer.set if answer is not None else {})
     line = shell.quote(words)
     if not line.isprintable():

@@ -150,3 +150,8 @@ def find_option(engine: str, version: str | None, name: str) -> Option:
         kind,
         problem=f"{name} is not an option of {engine} that is known" if complete else None,
     )
+
+
+def is_memory_option(engine: str, flag: str) -> bool:
+    """Whether the engine's table has an option, by its canonical name, at any release."""
+    return flag in versions.table(engine)["flags"]

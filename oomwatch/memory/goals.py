@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from oomwatch.engines.flags import check_flag
-from oomwatch.errors import UsageError
+from oomwatch.errors import NoStartError, UsageError
 from oomwatch.memory.planner import Plan, PlanInput, change, plan
 from oomwatch.memory.what_if import kv_table
 
 CHOSEN_FORMATS: Final = {"fp8": 2, "fp8_e4m3": 2, "fp8_ds_mla": 1, "int8_per_token_head": 3}
 """Formats that keep quality close enough to be chosen for a user; others are shown, not chosen."""
 _MOST_CANDIDATES: Final = 240
+_LENGTHS: Final = ("--max-model-len", "--context-length")
+_IDLE: Final = 0.01
+"""A flag that brings less than this part of the goal is left out of an answer."""
 _MOST_UTILIZATION: Final = 0.93
 """Beyond it what the profile run does not see (NCCL, late allocations) has no room left."""
 
@@ -46,6 +50,8 @@ class Answer:
     set: Mapping[str, Any]
     plan: Plan
     reached: bool
+    caveats: tuple[str, ...] = ()
+    """What the flags cost in quality, or ask for beyond the card."""
 
 
 def parse_goal(text: str, context: int | None, default_context: int) -> Goal:
@@ -67,39 +73,77 @@ def parse_goal(text: str, context: int | None, default_context: int) -> Goal:
 
 def reach(given: PlanInput, now: Plan, goal: Goal) -> Answer:
     """The best configuration for `goal`; without a solution, the one that comes nearest."""
-    length_flag = "--max-model-len" if now.settings.engine == "vllm" else "--context-length"
-    best: tuple[float, int, Answer] | None = None
-    for flags, cost in itertools.islice(_candidates(given, now, goal), _MOST_CANDIDATES):
-        length = goal.context or given.model.max_model_len
-        try:
-            after = plan(change(given, {**flags, length_flag: str(length)}))
-        except UsageError:
+    best: tuple[float, Answer] | None = None
+    for flags, _ in itertools.islice(_candidates(given, now, goal), _MOST_CANDIDATES):
+        found = _tried(given, now, goal, flags)
+        if found is None:
             continue
-        if goal.context is None:
-            length = _typed(min(after.max_model_len_that_fits, given.model.max_model_len))
-            if length < 1:
-                continue
-            after = plan(change(given, {**flags, length_flag: str(length)}))
-        if after.refusal is not None:
-            continue
-        value = float(length) if goal.context is None else after.max_concurrency
-        answer = Answer({**flags, length_flag: str(length)}, after, reached=True)
-        if not goal.wants_most and after.max_concurrency >= (goal.concurrency or 0):
-            return answer  # candidates come cheapest first
+        value, answer = found
+        if answer.reached:
+            return _with_caveats(given, now, answer)  # candidates come cheapest first
         if best is None or value > best[0] * 1.001:
-            best = (value, cost, answer)
+            best = (value, answer)
     if best is None:
-        raise UsageError(
+        raise NoStartError(
             "no combination of flags makes this start on this card; "
             "use more GPUs, a smaller or quantized model, or a shorter context"
         )
-    return best[2] if goal.wants_most else dataclasses.replace(best[2], reached=False)
+    answer = _without_idle_flags(given, now, goal, best)
+    return _with_caveats(given, now, dataclasses.replace(answer, reached=goal.wants_most))
+
+
+def _tried(
+    given: PlanInput, now: Plan, goal: Goal, flags: Mapping[str, Any]
+) -> tuple[float, Answer] | None:
+    """What flags come to, and the answer they are; None where the server does not start."""
+    length_flag = "--max-model-len" if now.settings.engine == "vllm" else "--context-length"
+    length = goal.context or given.model.max_model_len
+    try:
+        after = plan(change(given, {**flags, length_flag: str(length)}))
+        if goal.context is None:
+            length = _typed(min(after.max_model_len_that_fits, given.model.max_model_len))
+            if length < 1:
+                return None
+            after = plan(change(given, {**flags, length_flag: str(length)}))
+    except UsageError:
+        return None
+    if after.refusal is not None:
+        return None
+    at_once = min(after.max_concurrency, after.settings.max_num_seqs)
+    wanted = None if goal.wants_most else goal.concurrency
+    reached = wanted is not None and at_once >= wanted
+    value = float(length) if goal.context is None else at_once
+    return value, Answer({**flags, length_flag: str(length)}, after, reached=reached)
+
+
+def _without_idle_flags(
+    given: PlanInput, now: Plan, goal: Goal, best: tuple[float, Answer]
+) -> Answer:
+    """The best answer without the flags that bring it no nearer."""
+    value, answer = best
+    kept = {flag: text for flag, text in answer.set.items() if flag not in _LENGTHS}
+    for flag in tuple(kept):
+        fewer = {other: text for other, text in kept.items() if other != flag}
+        found = _tried(given, now, goal, fewer)
+        if found is not None and found[0] >= value * (1 - _IDLE):
+            kept, (value, answer) = fewer, found
+    return answer
+
+
+def _with_caveats(given: PlanInput, now: Plan, answer: Answer) -> Answer:
+    name = answer.set.get("--kv-cache-dtype")
+    said = tuple(
+        f"--kv-cache-dtype {row.name}: {row.quality}"
+        for row in kv_table(given, now)
+        if row.name == name
+    )
+    return dataclasses.replace(answer, caveats=said)
 
 
 def _candidates(given: PlanInput, now: Plan, goal: Goal) -> Iterator[Option]:
     """Combinations of flags that the version accepts, cheapest first."""
     engine, version = now.settings.engine, given.version
-    axes = _vllm_axes(given, now, goal) if engine == "vllm" else _sglang_axes(given, now)
+    axes = (_vllm_axes if engine == "vllm" else _sglang_axes)(given, now, goal)
     combined: list[Option] = []
     for choice in itertools.product(*axes):
         merged: dict[str, Any] = {}
@@ -127,25 +171,30 @@ def _vllm_axes(given: PlanInput, now: Plan, goal: Goal) -> list[list[Option]]:
         share.append(({"--gpu-memory-utilization": f"{_MOST_UTILIZATION:g}"}, 1))
     wanted = 32 if goal.concurrency is None else max(1, round(goal.concurrency))
     fewer = dict.fromkeys((max(256, wanted), max(64, wanted), wanted))
-    seqs: list[Option] = [
-        ({"--max-num-seqs": str(number)}, 1)
-        for number in fewer
-        if number < settings.max_num_seqs and goal.concurrency is not None
-    ]
+    seqs: list[Option] = [({}, 0)]
+    if goal.concurrency is not None:
+        allowed = [n for n in fewer if n < settings.max_num_seqs]
+        if wanted > settings.max_num_seqs:
+            allowed = [wanted]
+        seqs += [({"--max-num-seqs": str(number)}, 1) for number in allowed[:2]]
     tokens: list[Option] = [
         ({"--max-num-batched-tokens": str(number)}, 2)
         for number in (4096, 2048)
         if wanted <= number < settings.max_num_batched_tokens
     ]
     ranks = _ranks(given, now, "--tensor-parallel-size")
-    return [share, [({}, 0), *seqs[:2]], [({}, 0), *tokens], _formats(given, now), ranks]
+    return [share, seqs, [({}, 0), *tokens], _formats(given, now), ranks]
 
 
-def _sglang_axes(given: PlanInput, now: Plan) -> list[list[Option]]:
+def _sglang_axes(given: PlanInput, now: Plan, goal: Goal) -> list[list[Option]]:
+    settings = now.settings
     share: list[Option] = [({}, 0)]
-    if now.settings.utilization < 0.9:
-        share.append(({"--mem-fraction-static": f"{now.settings.utilization + 0.02:.3g}"}, 1))
-    return [share, _formats(given, now), _ranks(given, now, "--tp-size")]
+    if settings.utilization < 0.9:
+        share.append(({"--mem-fraction-static": f"{settings.utilization + 0.02:.3g}"}, 1))
+    requests: list[Option] = [({}, 0)]
+    if goal.concurrency is not None and goal.concurrency > settings.max_num_seqs:
+        requests = [({"--max-running-requests": str(math.ceil(goal.concurrency))}, 1)]
+    return [share, requests, _formats(given, now), _ranks(given, now, "--tp-size")]
 
 
 def _ranks(given: PlanInput, now: Plan, flag: str) -> list[Option]:

@@ -12,14 +12,8 @@ from oomwatch.memory.model_config import LatentAttention, ModelConfig
 
 def find_format(name: str, engine: str = "vllm") -> KvFormat | None:
     """The format that ``--kv-cache-dtype NAME`` selects, or None for a value nobody accepts."""
-    if engine == "sglang":
-        bits = SGLANG_FORMATS.get(name)
-        if bits is None:
-            return None
-        return KvFormat(
-            name, (0, 0, 0), bits, bits, "nvfp4" if bits == 4 else "plain", latent="yes"
-        )
-    return next((f for f in KV_FORMATS if f.name == name), None)
+    formats = SGLANG_FORMATS if engine == "sglang" else KV_FORMATS
+    return next((f for f in formats if f.name == name), None)
 
 
 def head_bytes(fmt: KvFormat, head_dim: int, dtype_bytes: int) -> int:
@@ -109,15 +103,50 @@ def _plain_fp8_problem(
     return None
 
 
-def backend_of(fmt: KvFormat, device: Device | None, model: ModelConfig) -> str:
+def runs_on_sglang(fmt: KvFormat, device: Device | None) -> bool:
+    """Whether the backend that SGLang takes by itself on this card reads a format."""
+    capability = device.compute_capability if device else None
+    return not fmt.families or (capability is not None and capability[0] in fmt.families)
+
+
+def backend_of(
+    fmt: KvFormat, device: Device | None, model: ModelConfig, engine: str = "vllm"
+) -> str:
     """The attention backend that a format needs, for people."""
     if fmt.backend != "any" or fmt.key_bits == 16:
         return fmt.backend
+    capability = device.compute_capability if device else None
+    if engine == "sglang":
+        return _sglang_backend(fmt, capability, model)
     if model.is_latent:
         return "FLASHMLA"
-    capability = device.compute_capability if device else None
     if capability is None:
         return "any with fp8"
     if capability[0] == 9 and fmt.name != "fp8_e5m2":
         return "FLASH_ATTN 3"
     return "FLASHINFER" if capability < (8, 9) or capability[0] in (9, 10) else "TRITON_ATTN"
+
+
+def _sglang_backend(fmt: KvFormat, capability: tuple[int, int] | None, model: ModelConfig) -> str:
+    """What SGLang picks by itself: fa3 on Hopper, which reads no e5m2, TensorRT's on Blackwell."""
+    if capability is None:
+        return "aiter"
+    if capability[0] == 9:
+        return "triton" if fmt.name == "fp8_e5m2" else "fa3"
+    if capability[0] == 10 and fmt.name != "fp8_e5m2":
+        return "trtllm_mla" if model.is_latent else "trtllm_mha"
+    return "flashinfer"
+
+
+def caveat(fmt: KvFormat, version: Release, device: Device | None, model: ModelConfig) -> str:
+    """What a vLLM release asks for beyond the card to run a format; empty where nothing.
+
+    Ampere's own FlashAttention reads no fp8: without FlashInfer the release refuses to start, and
+    V1 before 0.10 falls back to its old engine.
+    """
+    capability = device.compute_capability if device else None
+    plain = fmt.layout == "plain" and fmt.key_bits == 8 and not model.is_latent
+    if not plain or capability is None or capability >= (8, 9) or version < (0, 10, 0):
+        return ""
+    other = "; int8_per_token_head runs on any card" if version >= (0, 20, 0) else ""
+    return f"on this card only FlashInfer reads it, else the start is refused{other}"

@@ -21,6 +21,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         "max_concurrency": _finite(answer.plan.max_concurrency),
         "max_model_len": answer.plan.settings.max_model_len,
         "gpus": answer.plan.settings.gpus,
+        "caveats": [*answer.caveats, *answer.plan.warnings],
     }
 
 
@@ -83,6 +84,7 @@ def plan_json(
         ],
         "uncertainty": {"kv_available_bytes": [plan.kv_low_bytes, plan.kv_high_bytes]},
         "assumptions": list(plan.assumptions),
+        "warnings": list(plan.warnings),
     }
 
 

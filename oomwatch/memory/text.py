@@ -86,6 +86,8 @@ def _is_useful(plan: Plan, change: WhatIf) -> bool:
     fmt = change.set.get("--kv-cache-dtype")
     if not change.plan.fits or (not change.validated and plan.fits):
         return False
+    if change.plan.warnings and not plan.warnings:
+        return False
     return fmt is None or fmt in CHOSEN_FORMATS
 
 
@@ -117,9 +119,25 @@ def verdict(plan: Plan) -> str:
         return f"[bold red]does not start[/] ({plan.refusal}): {escape(plan.refusal_text or '')}"
     return (
         f"[bold green]starts[/]: {format_count(plan.tokens)} tokens of KV cache, "
-        f"{_number(plan.max_concurrency)} requests of {format_count(plan.settings.max_model_len)} "
-        "tokens at once"
+        f"{requests(plan)} at once"
     )
+
+
+def requests(plan: Plan) -> str:
+    """How many requests of full length the pool holds, and how many of them are let run."""
+    settings = plan.settings
+    length = format_count(settings.max_model_len)
+    words = f"{_number(plan.max_concurrency)} requests of {length} tokens"
+    if plan.max_concurrency < settings.max_num_seqs + 1:
+        return words
+    flag = "--max-num-seqs" if settings.engine == "vllm" else "--max-running-requests"
+    return f"{words}, of which {flag} lets {format_count(settings.max_num_seqs)} run"
+
+
+def print_refused_flag(console: Console, reason: str) -> None:
+    """That the release refuses a flag, so that what follows holds without it only."""
+    console.print(f"[bold red]does not start[/] (bad_arguments): {escape(reason)}")
+    console.print("[dim]Without it:[/]")
 
 
 def shares(plan: Plan) -> tuple[tuple[str, int], ...]:
@@ -273,12 +291,15 @@ def _aligned(rows: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
 def print_answer(console: Console, answer: Answer, line: str) -> None:
     """The configuration that reaches a goal, as a command to paste."""
     after = answer.plan
-    word = "[bold green]reaches the goal[/]" if answer.reached else "[bold yellow]nearest[/]"
+    word = "[bold green]reaches the goal[/]" if answer.reached else "[bold yellow]out of reach[/]"
+    gpus = after.settings.gpus
     console.print(
-        f"{word}: {_number(after.max_concurrency)} requests of "
-        f"{format_count(after.settings.max_model_len)} tokens on {after.settings.gpus} GPUs"
+        f"{word}{'' if answer.reached else '; the nearest'}: {requests(after)} on {gpus} "
+        f"GPU{'s' if gpus > 1 else ''}"
     )
     console.print(Text(line), soft_wrap=True)
+    for each in (*answer.caveats, *after.warnings):
+        _print_item(console, each, indent="  ! ", style="yellow")
 
 
 def _number(value: float) -> str:

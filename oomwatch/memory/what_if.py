@@ -13,7 +13,7 @@ from typing import Any
 from oomwatch.engines.flags import check_flag
 from oomwatch.errors import UsageError
 from oomwatch.memory.data.kv_formats import KV_FORMATS, SGLANG_FORMATS
-from oomwatch.memory.kv_formats import backend_of, find_format, unsupported
+from oomwatch.memory.kv_formats import backend_of, caveat, runs_on_sglang, unsupported
 from oomwatch.memory.planner import Plan, PlanInput, change, plan
 from oomwatch.units import GIB
 
@@ -83,22 +83,24 @@ def what_if(given: PlanInput, now: Plan) -> tuple[WhatIf, ...]:
 def kv_table(given: PlanInput, now: Plan, length: int | None = None) -> tuple[FormatRow, ...]:
     """The KV formats that can run here, largest first, at `length` tokens per request."""
     rows = []
-    names = [f.name for f in KV_FORMATS] if now.settings.engine == "vllm" else list(SGLANG_FORMATS)
+    engine, version, model = now.settings.engine, now.settings.version, given.model
     current = now.settings.kv_cache_dtype
-    for name in names:
-        fmt = find_format(name, now.settings.engine)
-        if fmt is None or (fmt.key_bits == 16 and name not in ("auto", current)):
+    for fmt in SGLANG_FORMATS if engine == "sglang" else KV_FORMATS:
+        name = fmt.name
+        if fmt.key_bits == 16 and name not in ("auto", current):
             continue
-        if now.settings.engine == "vllm" and unsupported(
-            fmt, now.settings.version, given.device, given.model, v0=now.settings.v0
-        ):
+        if engine == "vllm" and unsupported(fmt, version, given.device, model, v0=now.settings.v0):
             continue
         if (
-            now.settings.engine == "sglang"
+            engine == "sglang"
             and name != current
-            and check_flag("sglang", given.version, "--kv-cache-dtype", name)
+            and (
+                check_flag("sglang", given.version, "--kv-cache-dtype", name)
+                or not runs_on_sglang(fmt, given.device)
+            )
         ):
             continue
+        needs = caveat(fmt, version, given.device, model) if engine == "vllm" else ""
         after = now if name == current else plan(change(given, {"--kv-cache-dtype": name}))
         wanted = length or now.settings.max_model_len
         rows.append(
@@ -108,8 +110,8 @@ def kv_table(given: PlanInput, now: Plan, length: int | None = None) -> tuple[Fo
                 bytes_per_request=after.layout.request_bytes(wanted),
                 tokens=after.layout.tokens(after.blocks, wanted),
                 max_concurrency=after.layout.concurrency(after.blocks, wanted),
-                backend=backend_of(fmt, given.device, given.model),
-                quality=fmt.quality,
+                backend=backend_of(fmt, given.device, model, engine),
+                quality=f"{fmt.quality}; {needs}" if needs else fmt.quality,
             )
         )
     return tuple(rows)
@@ -169,8 +171,11 @@ def _sglang_changes(given: PlanInput, now: Plan) -> Iterator[Change]:
 
 
 def _formats(given: PlanInput, now: Plan) -> Iterator[Change]:
-    for row in kv_table(given, now):
-        same = row.name in ("fp8_e4m3", "fp8_e5m2")  # as fp8, which comes before them
+    rows = kv_table(given, now)
+    # In vLLM fp8 means e4m3; e5m2 takes as many bytes and is coarser.
+    doubles = {"fp8_e5m2"} | ({"fp8_e4m3"} if any(row.name == "fp8" for row in rows) else set())
+    for row in rows:
+        same = row.name in doubles
         if not row.in_force and not same and row.name not in ("auto", now.kv_format):
             yield {"--kv-cache-dtype": row.name}, (), row.quality
 

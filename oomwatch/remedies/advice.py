@@ -37,6 +37,11 @@ _SGLANG_ON_VLLM: Final[Mapping[str, str]] = {
 }
 
 
+def foreign_flags(engine: str) -> Mapping[str, str]:
+    """Options that people write for an engine that never had them, and what it has instead."""
+    return _SGLANG_ON_VLLM if engine == "vllm" else {**_NEVER_ON_SGLANG, **_VLLM_ON_SGLANG}
+
+
 def wrong_flags(engine: EngineFacts) -> tuple[str, ...]:
     """A sentence for each own flag or variable that does nothing, does harm, or is refused."""
     name = engine.engine or ""

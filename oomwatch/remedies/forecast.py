@@ -190,3 +190,16 @@ def known_formats(engine: EngineFacts, forecast: Forecast | None) -> frozenset[s
         for fmt in KV_FORMATS
         if unsupported(fmt, at, given.device, given.model, v0=v0) is None
     )
+
+
+def only_flashinfer(engine: EngineFacts, forecast: Forecast | None) -> bool:
+    """Whether this card reads FP8 only by a backend that may be missing; True where unknown."""
+    from oomwatch.engines.versions import release  # noqa: PLC0415 - only with a known model
+
+    if known_formats(engine, forecast) is None or forecast is None:
+        return True
+    from oomwatch.memory.kv_formats import caveat, find_format  # noqa: PLC0415 - as above
+
+    fp8, at = find_format("fp8"), release(engine.version)
+    given = forecast.given
+    return fp8 is None or at is None or bool(caveat(fp8, at, given.device, given.model))

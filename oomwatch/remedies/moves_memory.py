@@ -11,7 +11,7 @@ from oomwatch.remedies.context import (
     floor_hundredth,
     floor_to,
 )
-from oomwatch.remedies.forecast import known_formats
+from oomwatch.remedies.forecast import known_formats, only_flashinfer
 from oomwatch.units import GIB, MIB, format_bytes
 
 HIGHEST_SHARE: Final = 0.95  # above it, runtime contexts and graphs have no room on any card
@@ -283,7 +283,7 @@ def fp8_kv(context: Context) -> Draft | None:
         why="A quarter of the bytes per token: about four times the tokens in the same memory."
         if context.kv_bits == 32
         else "Half the bytes per token: about twice the tokens in the same memory.",
-        cost=f"Some accuracy{limits if formats is None else ''}.",
+        cost=f"Some accuracy{limits if only_flashinfer(context.engine, context.forecast) else ''}.",
         set={flag: "fp8"},
     )
 

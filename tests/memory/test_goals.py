@@ -62,3 +62,24 @@ def test_a_model_that_never_fits_is_said_so(given):
 def test_the_share_of_the_card_leaves_something_for_what_is_not_profiled(given):
     answer = solve(given("qwen3-32b", version="0.19.0"), Goal(None, 4096))
     assert float(answer.set["--gpu-memory-utilization"]) <= 0.93
+
+
+def test_as_many_requests_as_are_wanted_are_let_run(given):
+    for engine, version, flag in (
+        ("vllm", "0.19.0", "--max-num-seqs"),
+        ("sglang", "0.5.4", "--max-running-requests"),
+    ):
+        item = given(engine=engine, version=version, flags={flag: "16"})
+        answer = solve(item, Goal(64.0, 2048))
+        assert answer.reached
+        assert int(answer.set[flag]) >= 64
+
+
+def test_flags_that_bring_nothing_are_left_out_of_the_nearest(given):
+    item = given("qwen3-32b", version="0.19.0", gpu_count=1)
+    answer = solve(item, Goal(1000.0, 32768))
+    assert not answer.reached
+    assert "--max-num-seqs" not in answer.set
+    for flag in set(answer.set) - {"--max-model-len"}:
+        fewer = {other: value for other, value in answer.set.items() if other != flag}
+        assert plan(change(item, fewer)).max_concurrency < 0.99 * answer.plan.max_concurrency

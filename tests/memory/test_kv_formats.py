@@ -1,9 +1,16 @@
 import pytest
 
 from oomwatch.memory.config_source import load_model
-from oomwatch.memory.data.kv_formats import KV_FORMATS
+from oomwatch.memory.data.kv_formats import KV_FORMATS, SGLANG_FORMATS
 from oomwatch.memory.devices import find_device
-from oomwatch.memory.kv_formats import backend_of, find_format, head_bytes, unsupported
+from oomwatch.memory.kv_formats import (
+    backend_of,
+    caveat,
+    find_format,
+    head_bytes,
+    runs_on_sglang,
+    unsupported,
+)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +66,50 @@ def test_where_a_format_runs(name, gpu, version, model, runs):
 
 def test_every_format_has_words_for_people():
     model = load_model(None, "llama-3.1-8b").model
-    for fmt in KV_FORMATS:
-        assert fmt.quality
-        assert backend_of(fmt, find_device("h100"), model)
+    for engine, formats in (("vllm", KV_FORMATS), ("sglang", SGLANG_FORMATS)):
+        for fmt in formats:
+            assert fmt.quality
+            assert backend_of(fmt, find_device("h100"), model, engine)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "model", "backend"),
+    [
+        ("fp8_e4m3", "h100", "llama-3.1-8b", "fa3"),
+        ("fp8_e5m2", "h100", "llama-3.1-8b", "triton"),
+        ("fp8_e4m3", "rtx-4090", "llama-3.1-8b", "flashinfer"),
+        ("fp8_e4m3", "b200", "llama-3.1-8b", "trtllm_mha"),
+        ("fp8_e4m3", "b200", "deepseek-v3", "trtllm_mla"),
+        ("fp8_e4m3", "mi300x", "llama-3.1-8b", "aiter"),
+    ],
+)
+def test_backends_of_sglang_go_by_its_own_names(name, gpu, model, backend):
+    fmt = find_format(name, "sglang")
+    assert backend_of(fmt, find_device(gpu), load_model(None, model).model, "sglang") == backend
+
+
+def test_four_bits_on_sglang_need_a_card_that_computes_in_them():
+    fmt = find_format("nvfp4", "sglang")
+    assert [runs_on_sglang(fmt, find_device(gpu)) for gpu in ("h100", "rtx-4090", "b200")] == [
+        False,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "version", "said"),
+    [
+        ("fp8", "a100-80gb", (0, 12, 0), True),
+        ("fp8", "a10", (0, 20, 0), True),
+        ("fp8", "l40s", (0, 12, 0), False),
+        ("fp8", "h100", (0, 12, 0), False),
+        ("auto", "a100-80gb", (0, 12, 0), False),
+        ("int8_per_token_head", "a100-80gb", (0, 20, 0), False),
+    ],
+)
+def test_fp8_that_only_one_backend_reads_has_a_caveat(name, gpu, version, said):
+    model = load_model(None, "llama-3.1-8b").model
+    words = caveat(find_format(name), version, find_device(gpu), model)
+    assert ("FlashInfer" in words) is said
+    assert ("int8_per_token_head" in words) is (said and version >= (0, 20, 0))

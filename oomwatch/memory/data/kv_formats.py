@@ -156,18 +156,24 @@ KV_FORMATS: Final = (
     ),
 )
 
-SGLANG_FORMATS: Final = {
-    "auto": 16,
-    "bfloat16": 16,
-    "bf16": 16,
-    "float16": 16,
-    "fp8_e4m3": 8,
-    "fp8_e5m2": 8,
-    "fp4_e2m1": 4,
-    "nvfp4": 4,
-    "fp4_mx_block16": 4,
-}
-"""Bits per element of SGLang's values; it has no inline scales outside the 4-bit formats."""
+_FP4_NOTE: Final = "3.5 times smaller; visible loss, check accuracy"
+
+SGLANG_FORMATS: Final = (
+    KvFormat("auto", (0, 0, 0), 16, 16, latent="yes", quality="the model's own precision"),
+    KvFormat("bfloat16", (0, 0, 0), 16, 16, latent="yes", quality="only if the model runs in it"),
+    KvFormat("bf16", (0, 0, 0), 16, 16, latent="yes", quality="only if the model runs in it"),
+    KvFormat("float16", (0, 0, 0), 16, 16, latent="yes", quality="only if the model runs in it"),
+    KvFormat("fp8_e4m3", (0, 0, 0), 8, 8, latent="yes", quality=_FP8_NOTE),
+    KvFormat(
+        "fp8_e5m2", (0, 0, 0), 8, 8, latent="yes", quality="half the bytes; coarser than e4m3"
+    ),
+    *(
+        KvFormat(name, (0, 0, 0), 4, 4, "nvfp4", families=(10,), latent="yes", quality=_FP4_NOTE)
+        for name in ("nvfp4", "fp4_e2m1", "fp4_mx_block16")
+    ),
+)
+"""SGLang's values; which release takes which is in the table of its flags. 4 bits are offered where
+the default backend reads them: fa3 and FlashInfer do not."""
 
 UNSIZED_FORMATS: Final = (
     "fp8_inc",
@@ -175,5 +181,7 @@ UNSIZED_FORMATS: Final = (
     "octave_k3v4",
     "octave_k3v3",
     "octave_k3v3_compact",
+    "mxfp8",
 )
-"""Values that some release takes (Gaudi, AMD), whose bytes per token are not documented."""
+"""Values that some release takes (Gaudi, AMD, SGLang's newest), whose bytes per token are not
+documented."""
