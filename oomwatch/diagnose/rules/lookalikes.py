@@ -9,6 +9,7 @@ from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.facts import Facts, cite, cite_failure
 from oomwatch.diagnose.frames import find_stage, telling_frame
 from oomwatch.diagnose.points import points_of
+from oomwatch.diagnose.rules.arguments import refused_arguments
 from oomwatch.diagnose.rules.findings import (
     COUNTERS,
     NAMED_CHECK,
@@ -41,7 +42,6 @@ _SAYS: Final[dict[str, str]] = {
     "fixed_workspace_overflow": "A library's fixed-size work buffer is too small for this batch; the card itself is not full.",
     "driver_mismatch": "The NVIDIA driver does not fit this build, or is not up.",
     "jit_build_failed": "Building a kernel at start failed; memory figures printed before it mean nothing.",
-    "bad_arguments": "The command line was refused: the usage text names every memory flag, but nothing ran.",
     "port_in_use": "The port or socket is in use already.",
     "gated_model": "The model hub refused access: log in, or accept the model's terms.",
     "mig_uuid_parse": "A MIG device name was read as a number by this release.",
@@ -141,7 +141,7 @@ def named(facts: Facts) -> Finding | None:
         facts,
         cause,
         0.9 if cause not in ("config_error", "rpc_timeout_hang") else 0.82,
-        _sentence(cause, failure),
+        _sentence(cause, failure, facts.engine.engine),
         [*cite_failure(failure), *(ring_evidence(facts) if cause == "rpc_timeout_hang" else ())],
         strength=REQUEST if request else NAMED_CHECK,
         order=None if request else failure.order,
@@ -168,9 +168,11 @@ def _values(fields: Any) -> dict[str, Any]:
     }
 
 
-def _sentence(cause: str, failure: Failure) -> str:
+def _sentence(cause: str, failure: Failure, engine: str | None) -> str:
+    if cause == "bad_arguments":
+        return refused_arguments(failure.message, engine)
     text = _SAYS.get(cause, "The engine failed for another reason than memory.")
-    if cause in ("config_error", "bad_arguments"):
+    if cause == "config_error":
         first = next((part.strip() for part in failure.message.split("\n") if part.strip()), "")
         if first:
             return f"{text.removesuffix('.')}: {first[:220]}"
