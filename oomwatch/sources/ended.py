@@ -26,6 +26,7 @@ from oomwatch.errors import SourceUnavailable
 from oomwatch.records import EngineExit
 from oomwatch.sources.logformat_child import Failed, ask_child
 from oomwatch.sources.logformat_time import Clock
+from oomwatch.sources.regular_file import changed_at
 
 DOCKER_ROOT: Final = "/var/lib/docker"
 SYSTEMD_ROOT: Final = "/run/systemd/system"
@@ -253,7 +254,7 @@ def find_copies(folder: str) -> list[EndedEngine]:
             continue
         own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
         if own and status.st_size:
-            copy = EndedEngine("copy", str(path), status.st_mtime)
+            copy = EndedEngine("copy", str(path), changed_at(status))
             found.append(_with_end(copy, path.with_suffix(_END_SUFFIX)))
     return found
 

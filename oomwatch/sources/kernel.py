@@ -32,6 +32,7 @@ from oomwatch.sources.kernel_events import (
     normalize_pci,
 )
 from oomwatch.sources.kernel_format import KernelLine, Unwrapper
+from oomwatch.sources.regular_file import changed_at
 
 __all__ = [
     "has_kernel_lines",
@@ -100,7 +101,7 @@ def read_kernel_log(path: str, *, zone: datetime.tzinfo = datetime.UTC) -> Itera
             yield from read_kmsg()  # as a file it would never end
             return
         with Path(path).open("rb") as stream, _decompressed(stream) as text:
-            modified = Path(path).stat().st_mtime
+            modified = changed_at(Path(path).stat())
             yield from iterate_kernel_events(_numbered(text), zone=zone, now=modified)
     except _zstd_errors() as error:
         raise _as_source_error(path, error) from error
@@ -158,7 +159,7 @@ def read_kernel_lines_of_log(path: str) -> list[KernelEvent]:
                 )
             else:
                 return []
-            return parse_kernel_lines(chosen, now=Path(path).stat().st_mtime)
+            return parse_kernel_lines(chosen, now=changed_at(Path(path).stat()))
     except _zstd_errors() as error:
         raise _as_source_error(path, error) from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:

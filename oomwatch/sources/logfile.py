@@ -31,7 +31,7 @@ from oomwatch.sources.logformat_export import ExportParser, Record, is_export
 from oomwatch.sources.logformat_lines import Piece, RawLine, split_lines
 from oomwatch.sources.logformat_prefix import Header, take_prefix
 from oomwatch.sources.logformat_time import Clock
-from oomwatch.sources.regular_file import hole_bytes
+from oomwatch.sources.regular_file import changed_at, hole_bytes
 from oomwatch.sources.scan import SMALL, choose_pieces
 
 Progress = Callable[[int, int | None], None]
@@ -299,7 +299,8 @@ def _open(path: str) -> tuple[BinaryIO, int | None, float]:
     regular = stat.S_ISREG(status.st_mode)
     if regular and (hole := hole_bytes(stream.fileno())):
         stream.seek(hole)
-    return stream, status.st_size if regular else None, status.st_mtime if regular else time.time()
+    written_at = changed_at(status) if regular else time.time()
+    return stream, status.st_size if regular else None, written_at
 
 
 def _is_endless(status: os.stat_result, stream: BinaryIO) -> bool:

@@ -20,6 +20,7 @@ from oomwatch.records import EngineSample
 from oomwatch.sources.metrics_fetch import is_url, metrics_url, read_file, read_url, shown_url
 from oomwatch.sources.metrics_layout import Layout, Row, wanted_names
 from oomwatch.sources.metrics_text import Page
+from oomwatch.sources.regular_file import changed_at
 
 MAX_PAGE_BYTES: Final = 32 * 1024**2
 _MOST_KEPT: Final = 2**20
@@ -85,7 +86,7 @@ def read_metrics(
     else:
         shown = source
         data = read_file(source, max_bytes)
-        at = Path(source).stat().st_mtime
+        at = changed_at(Path(source).stat())
     page = parse_metrics(data, source=shown, at=at)
     if page.engine is None:
         raise no_figures(shown)

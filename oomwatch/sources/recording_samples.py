@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from oomwatch.records import EngineSample, GpuProcessSample, GpuSample, HostSample, ProcessSample
+from oomwatch.sources.regular_file import LAST_MOMENT
 
 MAX_SAMPLES: Final = 50_000
 MAX_LINE_BYTES: Final = 1024 * 1024
-_LAST_MOMENT: Final = 2**37  # in the year 6325
 
 Sample = TypeVar("Sample", GpuSample, GpuProcessSample, ProcessSample, HostSample, EngineSample)
 
@@ -185,7 +185,7 @@ def number(value: object) -> float | None:
 def moment(value: object) -> float | None:
     """A time that calendars and databases have; None for anything else."""
     found = number(value)
-    return found if found is not None and 0 <= found < _LAST_MOMENT else None
+    return found if found is not None and 0 <= found < LAST_MOMENT else None
 
 
 def count(value: object) -> int | None:

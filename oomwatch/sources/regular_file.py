@@ -1,12 +1,16 @@
-"""Opens files that another program writes: whatever lies in their place, nothing is waited for."""
+"""Files that other programs write, whatever lies in their place and whenever they were written."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
+
+LAST_MOMENT: Final = 2**37
+"""In the year 6325: before it, a time is one to calendars and databases."""
 
 
 def open_regular(path: str | Path) -> BinaryIO:
@@ -23,6 +27,11 @@ def open_regular(path: str | Path) -> BinaryIO:
         stream.close()
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
     return stream
+
+
+def changed_at(status: os.stat_result) -> float:
+    """When a file was last written; now where no calendar has what its filesystem says."""
+    return status.st_mtime if 0 <= status.st_mtime < LAST_MOMENT else time.time()
 
 
 def hole_bytes(descriptor: int) -> int:
