@@ -6,10 +6,16 @@ explains is shown as unattributed, never hidden; a breakdown that would exceed t
 
 from __future__ import annotations
 
+from typing import Final
+
 from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.facts import Facts
 from oomwatch.diagnose.rules.placing import gpu_failure
 from oomwatch.records import Finding, GpuLedger, GpuSample, MemoryPart
+
+_LOADING: Final = frozenset({"load", "slots", "quantize", "repack", "draft"})
+"""Stages in which a start fills the card with weights, or with what stands beside them."""
+_OF_WEIGHTS: Final = frozenset({"weights_dont_fit", "quant_load_peak", "quant_repack"})
 
 
 def build_ledgers(
@@ -18,7 +24,7 @@ def build_ledgers(
     """One ledger for each GPU that can be accounted for, the deciding one first."""
     failure = gpu_failure(facts)
     if failure is not None and failure.oom is not None and failure.oom.total_bytes:
-        return (_from_message(facts, failure),)
+        return (_from_message(facts, finding, failure),)
     if samples and facts.series.gpu_totals:
         ledgers = [_from_nvml(facts, gpu, samples) for gpu in sorted(facts.series.gpu_totals)[:16]]
         found = tuple(ledger for ledger in ledgers if ledger is not None)
@@ -28,13 +34,13 @@ def build_ledgers(
     return (ledger,) if ledger is not None else ()
 
 
-def _from_message(facts: Facts, failure: Failure) -> GpuLedger:
+def _from_message(facts: Facts, finding: Finding, failure: Failure) -> GpuLedger:
     oom = failure.oom
     assert oom is not None and oom.total_bytes is not None  # noqa: S101, PT018 - the caller has looked
     parts: list[MemoryPart] = []
     allocated, reserved, private = oom.allocated_bytes, oom.reserved_bytes, oom.private_bytes
     if allocated is not None:
-        parts += _inside(facts, allocated, private)
+        parts += _inside(facts, finding, allocated, private)
     if reserved:
         parts.append(MemoryPart("fragmentation", reserved, "log"))
     outside = oom.outside_bytes
@@ -50,7 +56,9 @@ def _from_message(facts: Facts, failure: Failure) -> GpuLedger:
     return GpuLedger(oom.gpu, oom.total_bytes, _balanced(parts, oom.total_bytes))
 
 
-def _inside(facts: Facts, allocated: int, private: int | None) -> list[MemoryPart]:
+def _inside(
+    facts: Facts, finding: Finding, allocated: int, private: int | None
+) -> list[MemoryPart]:
     """What PyTorch allocated, split by what the start printed."""
     engine = facts.engine
     parts: list[MemoryPart] = []
@@ -63,11 +71,25 @@ def _inside(facts: Facts, allocated: int, private: int | None) -> list[MemoryPar
             parts.append(MemoryPart(name, size, "log"))
             rest -= size
     if rest > 0:
-        has_pool = any(part.name == "kv_cache" for part in parts)
-        starting = not (facts.served or (facts.run is not None and facts.run.reached("kv")))
-        name = "activation" if parts and (has_pool or starting) else "kv_and_activation"
-        parts.append(MemoryPart(name, rest, "computed"))
+        parts.append(MemoryPart(_rest(facts, finding, parts), rest, "computed"))
     return parts
+
+
+def _rest(facts: Facts, finding: Finding, parts: list[MemoryPart]) -> str:
+    """What the rest of PyTorch's memory is, as far as the start had come.
+
+    While weights are loaded there is neither a KV cache nor a step of work; and where nobody printed
+    how large the weights are, they are in the rest.
+    """
+    named = {part.name for part in parts}
+    run, loading = facts.run, finding.values.get("stage") in _LOADING
+    before_pool = not (facts.served or (run is not None and run.reached("kv")))
+    if "weights" in named:
+        if loading and before_pool:
+            return "engine_other"
+        return "activation" if "kv_cache" in named or before_pool else "kv_and_activation"
+    loaded = facts.served or (run is not None and run.reached("loaded"))
+    return "weights" if not loaded and (loading or finding.cause in _OF_WEIGHTS) else "engine"
 
 
 def _from_nvml(facts: Facts, gpu: int, samples: tuple[GpuSample, ...]) -> GpuLedger | None:

@@ -111,3 +111,28 @@ def test_parts_of_the_example_are_named() -> None:
     assert parts["free"] == 1
     assert parts["weights"] + parts["kv_cache"] + parts["activation"] == 70
     check((ledger,))
+
+
+FULL = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 448.00 MiB. GPU 0 has a total capacity of 80.00 GiB of "
+    "which 200.00 MiB is free. Including non-PyTorch memory, this process has 79.00 GiB memory in use. Of the allocated "
+    "memory 78.00 GiB is allocated by PyTorch, and 64.00 MiB is reserved by PyTorch but unallocated."
+)
+
+
+def largest(log: str) -> str:
+    (ledger,) = diagnose(inputs_of(log)).incidents[0].memory
+    check((ledger,))
+    return max(ledger.parts, key=lambda part: part.bytes).name
+
+
+def test_while_weights_are_loaded_there_is_no_kv_cache() -> None:
+    begun = "".join(START.splitlines(keepends=True)[:3])
+    log = begun + raised(FULL, "gpu_model_runner.py:load_model", "linear.py:create_weights")
+    assert largest(log) == "weights"
+
+
+def test_where_nobody_printed_the_weights_they_are_in_what_the_engine_holds() -> None:
+    unsaid = "".join(START.splitlines(keepends=True)[:2]) + READY + SERVED
+    log = unsaid + raised(FULL, "core.py:run_busy_loop", "activation.py:forward")
+    assert largest(log) == "engine"
