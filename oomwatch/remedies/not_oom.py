@@ -41,6 +41,20 @@ def longer_context(context: Context) -> Draft | None:
     )
 
 
+def model_name(context: Context) -> Draft | None:
+    """The name first, where the hub says that it has no such model."""
+    if not context.says("no_repository"):
+        return None
+    return Draft(
+        id="check-model-name",
+        title="Check the spelling of the model's name",
+        why="The hub answers so for a name that it does not have.",
+        cost="None.",
+        action="Compare the name that the server was given with the model's page on the hub; "
+        "for files on this host give their path.",
+    )
+
+
 NEW_BUILD: Final = act(
     "install-matching-build",
     "Install a build for this GPU architecture",
@@ -254,6 +268,7 @@ PLANS: Final[dict[str, Plan]] = {
         ),
     ),
     "gated_model": _just(
+        model_name,
         act(
             "give-hub-token",
             "Log in to the hub with a token that has access",

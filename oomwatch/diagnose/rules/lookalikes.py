@@ -10,6 +10,7 @@ from oomwatch.diagnose.facts import Facts, cite, cite_failure
 from oomwatch.diagnose.frames import find_stage, telling_frame
 from oomwatch.diagnose.points import points_of
 from oomwatch.diagnose.rules.arguments import refused_arguments
+from oomwatch.diagnose.rules.downloads import refused_download
 from oomwatch.diagnose.rules.findings import (
     COUNTERS,
     NAMED_CHECK,
@@ -147,6 +148,7 @@ def named(facts: Facts) -> Finding | None:
         order=None if request else failure.order,
         values={
             **_values(fields),
+            "no_repository": refused_download(failure, None) is not None,
             "frame": telling_frame(failure.frames),
             "stage": find_stage(failure.frames),
         },
@@ -172,6 +174,8 @@ def _sentence(cause: str, failure: Failure, engine: str | None) -> str:
     if cause == "bad_arguments":
         return refused_arguments(failure.message, engine)
     text = _SAYS.get(cause, "The engine failed for another reason than memory.")
+    if cause == "gated_model":
+        return refused_download(failure, model) or text
     if cause == "config_error":
         first = next((part.strip() for part in failure.message.split("\n") if part.strip()), "")
         if first:

@@ -29,6 +29,7 @@ UPGRADES: Final = {
 
 ACTIONS: Final = {
     **UPGRADES,
+    "Compare the name that the server was given with the model's page on the hub; for files on this host give their path.": "把传给服务的名称与模型仓库中该模型的页面核对；若文件就在本机，请写路径。",
     "Accept the model's terms on the hub and give the server a token (HF_TOKEN) with access to it.": "在模型仓库接受该模型的条款，并给服务一个有访问权限的 token（HF_TOKEN）。",
     "Add decode capacity, or slow the admission to the prefill node: finished prefills keep their KV until they are transferred.": "增加 decode 节点，或放慢 prefill 节点接纳请求的速度：完成的 prefill 在传输之前一直占着 KV。",
     "Ask for fewer samples per request (n, best_of, beam width), or refuse large ones at the gateway.": "减少每个请求的采样数（n、best_of、beam 宽度），或在网关拒绝过大的请求。",

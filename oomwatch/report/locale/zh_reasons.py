@@ -106,6 +106,7 @@ REASONS: Final = {
     "The memory limit of the unit, container or pod was reached, not that of the GPU.": "达到的是 systemd 单元、容器或 Pod 的内存上限，不是显存上限。",
     "The layers that are not on the GPU stay in host memory and run on the CPU.": "不在 GPU 上的层留在主机内存里，由 CPU 运行。",
     "It is {value} now.": "当前值为 {value}。",
+    "The hub answers so for a name that it does not have.": "名称不存在时，模型仓库就是这样答复的。",
     "The hub refused the download.": "模型仓库拒绝了下载。",
     "The idle floor rises and does not come back.": "空闲时的占用不断抬升，不再回落。",
     "The image and audio encoders take memory that a text service does not need.": "图像和音频编码器占用显存，而纯文本服务用不到。",

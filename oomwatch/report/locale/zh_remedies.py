@@ -49,6 +49,7 @@ TITLES: Final = {
     "Limit the size of images": "限制图片的大小",
     "Load only the language model": "只加载语言模型",
     "Load the ranks one after another": "让各 rank 依次加载",
+    "Check the spelling of the model's name": "检查模型名称的拼写",
     "Log in to the hub with a token that has access": "用有权限的 token 登录模型仓库",
     "Log what NCCL does": "打开 NCCL 日志",
     "Lower n and best_of": "调低 n 与 best_of",
