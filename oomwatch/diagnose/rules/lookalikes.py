@@ -21,7 +21,7 @@ from oomwatch.diagnose.rules.findings import (
 )
 from oomwatch.diagnose.rules.hangs import SAYS as SAYS_HANGS
 from oomwatch.diagnose.rules.hangs import ring_evidence, waits_for_transfer
-from oomwatch.records import Finding
+from oomwatch.records import EngineFacts, Finding
 
 _SAYS: Final[dict[str, str]] = {
     "illegal_memory_access": "A CUDA kernel accessed memory it may not: a bug in a kernel or faulty hardware, not a lack of memory.",
@@ -142,7 +142,7 @@ def named(facts: Facts) -> Finding | None:
         facts,
         cause,
         0.9 if cause not in ("config_error", "rpc_timeout_hang") else 0.82,
-        _sentence(cause, failure, facts.engine.engine),
+        _sentence(cause, failure, facts.engine),
         [*cite_failure(failure), *(ring_evidence(facts) if cause == "rpc_timeout_hang" else ())],
         strength=REQUEST if request else NAMED_CHECK,
         order=None if request else failure.order,
@@ -170,12 +170,12 @@ def _values(fields: Any) -> dict[str, Any]:
     }
 
 
-def _sentence(cause: str, failure: Failure, engine: str | None) -> str:
+def _sentence(cause: str, failure: Failure, engine: EngineFacts) -> str:
     if cause == "bad_arguments":
-        return refused_arguments(failure.message, engine)
+        return refused_arguments(failure.message, engine.engine)
     text = _SAYS.get(cause, "The engine failed for another reason than memory.")
     if cause == "gated_model":
-        return refused_download(failure, model) or text
+        return refused_download(failure, engine.model) or text
     if cause == "config_error":
         first = next((part.strip() for part in failure.message.split("\n") if part.strip()), "")
         if first:
