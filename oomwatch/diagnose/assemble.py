@@ -16,6 +16,7 @@ from oomwatch.diagnose.logs import read_runs
 from oomwatch.diagnose.runs import Run
 from oomwatch.diagnose.series import SeriesFacts, summarise, with_engine
 from oomwatch.engines.patterns import Pattern
+from oomwatch.engines.pytorch import parse_oom
 from oomwatch.records import EngineSample, RecordedEngine, Series
 
 _DECIDING = ("check", "oom", "failure")
@@ -190,6 +191,7 @@ def _as_failure(event: LogEvent, run: Run) -> Failure:
         order=event.order,
         matches=((event.pattern, event.fields),),
         details=near,
+        oom=parse_oom(event.line.text),
     )
 
 

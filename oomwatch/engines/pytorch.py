@@ -22,6 +22,9 @@ from oomwatch.engines.patterns import Pattern
 from oomwatch.units import parse_size
 
 _SIZE: Final = r"[0-9][0-9.]*\s?(?:[KMGT]i?B|bytes)"
+_GGML: Final = re.compile(
+    r"allocating (?P<tried>\d{1,9}\.\d\d MiB) on device (?P<gpu>\d{1,3}): cudaMalloc failed: out of"
+)
 _TRIED: Final = re.compile(
     rf"(?:(?P<device>CUDA|HIP|XPU|NPU|MUSA|MPS)(?: backend)? )?out of memory[.,:]?.{{0,80}}?Tried to allocate (?P<tried>{_SIZE})",
     re.IGNORECASE,
@@ -74,7 +77,10 @@ class TorchOom:
 
 
 def parse_oom(text: str) -> TorchOom | None:
-    """The numbers of a PyTorch out-of-memory message in `text`, or None if there is none."""
+    """The numbers of an out-of-memory message of PyTorch or ggml in `text`, or None."""
+    ggml = _GGML.search(text)
+    if ggml is not None:
+        return TorchOom(tried_bytes=parse_size(ggml["tried"]), device="CUDA", gpu=int(ggml["gpu"]))
     if "Tried to allocate" not in text:
         return None
     start = text.find("out of memory")

@@ -22,6 +22,7 @@ from oomwatch.diagnose.rules.device_limits import (
 )
 from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, STAGE, Rule, found
 from oomwatch.diagnose.rules.placing import (
+    amount_of,
     gpu_failure,
     is_placed,
     is_placeless,
@@ -81,12 +82,7 @@ def startup_allocation(facts: Facts) -> Finding | None:
         return None
     guessed = not is_placed(facts, failure)
     values = {**oom_values(failure), "stage": stage, "frame": telling_frame(failure.frames)}
-    oom = failure.oom
-    amount = (
-        f"{format_bytes(oom.tried_bytes)} asked, {format_bytes(oom.free_bytes)} of {format_bytes(oom.total_bytes)} free"
-        if oom
-        else "no sizes given"
-    )
+    amount = amount_of(failure)
 
     def say(
         cause: str,
