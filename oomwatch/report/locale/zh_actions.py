@@ -114,6 +114,8 @@ ACTIONS: Final = {
     "Stop what listens on the port (ss -ltnp), or start with another --port (VLLM_PORT for internal ones), then retry.": "停止监听该端口的程序（ss -ltnp），或换一个 --port 启动（内部端口用 VLLM_PORT），然后重试。",
     "Truncate the prompt or lower max_tokens in the client so that both together stay below the limit.": "在客户端截断 prompt 或调低 max_tokens，使两者之和不超过上限。",
     "Try another attention backend (--attention-backend), or data-parallel attention for MLA models.": "换一个注意力后端（--attention-backend）试试；MLA 模型也可以用数据并行注意力。",
+    "Set NCCL_CUMEM_HOST_ENABLE=0 for every rank, and update NCCL when you can.": "为每个 rank 设置 NCCL_CUMEM_HOST_ENABLE=0，方便时更新 NCCL。",
+    "Run the ranks of a host in one container, or each with --ipc=host (hostIPC: true); where they share it already, look for the rank that failed first.": "让同一主机的各 rank 在同一个容器中运行，或都加 --ipc=host（hostIPC: true）；如果已经共用，就找出最先失败的 rank。",
     "Update the driver and NCCL, or turn off the feature (P2P, NVLS, cuMem) that NCCL_DEBUG=INFO names as not supported on these GPUs.": "更新驱动和 NCCL，或关闭 NCCL_DEBUG=INFO 指出的、这些 GPU 不支持的功能（P2P、NVLS、cuMem）。",
     "Update the driver, or install a wheel built for the CUDA version that the driver supports; on servers with NVSwitch (error 802) start the fabric manager of the driver's own version.": "更新驱动，或安装按驱动所支持的 CUDA 版本构建的 wheel；在带 NVSwitch 的服务器上（错误 802），启动与驱动同版本的 fabric manager。",
     "Upgrade the tokenizer libraries and {engine}: the tokenizer was used by two threads at once.": "升级 tokenizer 相关的库和 {engine}：两个线程同时用了同一个 tokenizer。",
