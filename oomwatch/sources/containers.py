@@ -30,12 +30,17 @@ from oomwatch.records import LogLine
 from oomwatch.sources.logfile import OpenedLog, read_log
 from oomwatch.sources.logformat_child import Failed, ask_child, read_child
 from oomwatch.sources.logformat_time import Clock
+from oomwatch.sources.runtimes import RUNTIMES, note_silence, why_unknown
 
 DOCKER_ROOT: Final = "/var/lib/docker"
 PODMAN_ROOT: Final = "/var/lib/containers/storage"
 NERDCTL_ROOT: Final = "/var/lib/nerdctl"
 PODS_ROOT: Final = "/var/log/pods"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
+
+
+_NO_CLUSTER: Final = "localhost:8080"
+"""Where kubectl looks without a configuration: nobody serves a cluster there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,6 +75,7 @@ def read_container(
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name[:100]!a} is no name of a container: give its name or id")
     denied: list[str] = []
+    silent: dict[str, str] = {}
     for found in (
         _find_docker(Path(docker_root), denied),
         _find_podman(Path(podman_root), denied),
@@ -80,16 +86,18 @@ def read_container(
                 since = container.started_at if last_start else None
                 lines = _read_files(container.files, since, zone, full=full)
                 return _opened(container, lines, str(container.files[-1]))
-    for tool in ("docker", "podman", "nerdctl"):
+    for tool in RUNTIMES:
         if shutil.which(tool):
-            log = _ask_runtime(tool, name, zone, last_start=last_start, full=full, denied=denied)
+            log = _ask_runtime(
+                tool, name, zone, last_start=last_start, full=full, denied=denied, silent=silent
+            )
             if log is not None:
                 return log
     if denied:
         raise PermissionDeniedError(f"container {name}: {denied[0]}; try sudo")
     raise SourceUnavailable(
-        f"container {name}: not in the files of Docker, Podman or nerdctl, nor known to their "
-        "commands; give its log as a file with --log"
+        f"container {name}: {why_unknown(silent, (docker_root, podman_root, nerdctl_root))}; "
+        "give its log as a file with --log"
     )
 
 
@@ -185,8 +193,12 @@ def _ask_runtime(
     last_start: bool,
     full: bool,
     denied: list[str],
+    silent: dict[str, str],
 ) -> OpenedLog | None:
-    """The log by `docker` or `podman`; None where the runtime does not have the container."""
+    """The log by `docker` or `podman`; None where the runtime does not have the container.
+
+    A runtime that does not answer is noted in `silent`, with what its command says.
+    """
     try:
         rows = json.loads(ask_child([tool, "inspect", "--type", "container", name]))
         container = _from_inspect(rows[0], str(rows[0].get("Id") or rows[0].get("ID") or ""), ())
@@ -196,8 +208,7 @@ def _ask_runtime(
         clock = Clock(zone, time.time())
         lines = read_child(command, container.name, clock, full=full, errors_too=True)
     except (Failed, SourceUnavailable) as error:
-        if "permission denied" in str(error).lower():
-            denied.append(f"{tool} may not be asked ({error})")
+        note_silence(tool, str(error), denied, silent)
         return None
     except (ValueError, LookupError, AttributeError, TypeError):  # no JSON, or of another shape
         return None
@@ -305,7 +316,10 @@ def _ask_kubectl(
                     name, lines, "kubectl logs", start or None, env, zone="UTC", notes=notes
                 )
     except Failed as error:
-        raise SourceUnavailable(f"pod {namespace}/{pod}: kubectl says: {error}") from None
+        said = f"kubectl says: {error}"
+        if _NO_CLUSTER in str(error):
+            said = "kubectl knows of no cluster here (set KUBECONFIG); give its log with --log"
+        raise SourceUnavailable(f"pod {namespace}/{pod}: {said}") from None
     raise NoDataError(f"pod {namespace}/{pod}: it has logged nothing")
 
 

@@ -20,6 +20,7 @@ from oomwatch.errors import (
     SourceUnavailable,
     UsageError,
 )
+from oomwatch.sources.kernel import probe_journal
 from oomwatch.sources.logfile import OpenedLog
 from oomwatch.sources.logformat_child import Failed, ask_child, read_child
 from oomwatch.sources.logformat_time import Clock
@@ -73,11 +74,25 @@ def read_unit(
             f"unit {name}: journalctl is not on this host; give its log as a file with --log"
         ) from None
     if lines is None:
+        if directory is None:
+            _say_where_no_journal_is(name)
         raise NoDataError(
             f"unit {name}: nothing in the journal; `systemctl status {name}` says whether there is "
             "such a unit and where it logs"
         )
     return OpenedLog(name, lines, "the journal", zone="UTC", notes=tuple(notes))
+
+
+def _say_where_no_journal_is(name: str) -> None:
+    """Without any journal no unit has one, whatever its name is."""
+    try:
+        probe_journal()
+    except PermissionDeniedError as error:
+        raise PermissionDeniedError(f"unit {name}: {error}") from None
+    except SourceError as error:
+        raise SourceUnavailable(
+            f"unit {name}: {error}; give its log as a file with --log"
+        ) from None
 
 
 _FIELDS: Final = ("_SYSTEMD_INVOCATION_ID", "INVOCATION_ID")

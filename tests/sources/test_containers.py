@@ -223,6 +223,35 @@ def test_pod_files_of_all_starts(tmp_path):
     assert [line.text for line in lines] == ["first start", "second start", "goes on", "ends here"]
 
 
+NO_DAEMON = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is it running?"
+NONE_SUCH = "Error response from daemon: No such container: vllm"
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({}, "no container runtime is seen on this host"),
+        ({"docker": NO_DAEMON}, r"no daemon is running \(docker\)"),
+        ({"docker": NONE_SUCH}, "nor known to their commands"),
+        ({"docker": NO_DAEMON, "podman": 'no container with name or ID "vllm"'}, "nor known to"),
+        ({"docker": "context deadline exceeded"}, "docker says: context deadline exceeded"),
+    ],
+)
+def test_a_missing_runtime_is_not_called_a_missing_container(no_runtimes, tmp_path, said, reason):
+    for tool, words in said.items():
+        put_script(no_runtimes, tool, f"echo '{words}' >&2; exit 1")
+    roots = {f"{tool}_root": str(tmp_path / tool) for tool in ("docker", "podman", "nerdctl")}
+    with pytest.raises(SourceUnavailable, match=reason):
+        read_container("vllm", **roots)
+
+
+def test_kubectl_without_a_cluster(no_runtimes):
+    words = "The connection to the server localhost:8080 was refused"
+    put_script(no_runtimes, "kubectl", f'echo "{words}" >&2; exit 1')
+    with pytest.raises(SourceUnavailable, match="knows of no cluster here"):
+        read_pod("llm/chat-0")
+
+
 def test_pod_that_was_made_anew(tmp_path):
     old = make_pod(tmp_path, "0001")
     new = make_pod(tmp_path, "0000")

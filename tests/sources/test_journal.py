@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from oomwatch.errors import NoDataError, SourceError, SourceUnavailable, UsageError
+from oomwatch.errors import (
+    NoDataError,
+    PermissionDeniedError,
+    SourceError,
+    SourceUnavailable,
+    UsageError,
+)
 from oomwatch.sources.journal import _explain, read_unit
 
 WRITER = shutil.which(
@@ -171,3 +177,22 @@ def test_what_journalctl_complains_about(monkeypatch, tmp_path, said, status, ex
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(type(_explain(said, "x")), match=expected):
         read_unit("vllm", since=1.0)
+
+
+@pytest.mark.parametrize(
+    ("kept", "error", "said"),
+    [
+        (":", SourceUnavailable, "no journal is kept on this host"),
+        ("echo No journal files were found. >&2", SourceUnavailable, "no journal is kept"),
+        ("echo Permission denied >&2; exit 1", PermissionDeniedError, "may not be read"),
+        ("echo a line of another unit", NoDataError, "nothing in the journal"),
+    ],
+)
+def test_a_missing_journal_is_not_called_a_missing_unit(monkeypatch, tmp_path, kept, error, said):
+    program = tmp_path / "journalctl"
+    look = f'#!/bin/sh\ncase "$*" in *--system*) {kept} ;; esac\n'
+    program.write_text(look)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(error, match=f"^unit vllm.service: .*{said}"):
+        read_unit("vllm")
