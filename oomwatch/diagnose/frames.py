@@ -64,7 +64,7 @@ _STAGES: Final[tuple[tuple[Stage, re.Pattern[str]], ...]] = tuple(
         ("compile", r":(?:kernel_warmup|flashinfer_autotune|deep_?gemm_warmup)\b"),
         (
             "kv",
-            r":(?:initialize_kv_cache\w*|_?allocate_kv_cache\w*|allocate_gpu_cache|init_memory_pools?|_init_cache_engine|_create_buffers?|initialize_cache|_?create_model_instance)\b",
+            r":(?:initialize_kv_cache\w*|_?allocate_kv_cache\w*|allocate_gpu_cache|init_memory_pools?|_init_cache_engine|_create_buffers?|initialize_cache|initialize_from_config|init_attention_backend|_?create_model_instance)\b",
         ),
         (
             "slots",
@@ -76,7 +76,7 @@ _STAGES: Final[tuple[tuple[Stage, re.Pattern[str]], ...]] = tuple(
         ),
         (
             "load",
-            r"(?<!worker\.py):get_model\b|:(?:load_model|load_weights|_?initialize_model|make_layers|create_weights|initialize|get_all_weights|from_pretrained|_load_pretrained_model)\b",
+            r"(?<!worker\.py):get_model\b|(?<!model_runner\.py):initialize\b|:(?:load_model|load_weights|_?initialize_model|make_layers|create_weights|get_all_weights|from_pretrained|_load_pretrained_model)\b",
         ),
         # A graph is captured where PyTorch's own context says so, whoever called it.
         ("capture", r"(?m)^graphs\.py:(?:capture_begin|capture_end|__enter__|__exit__)$"),

@@ -278,6 +278,8 @@ def unnamed(facts: Facts) -> Finding | None:
         and not (_LIBRARY_FAILED.search(f.message) and facts.failing(*_ASYNCHRONOUS))
     ]
     if not own:
+        own = [m for m in facts.messengers if isinstance(m, Failure) and m.relayed and not m.oom]
+    if not own:
         return None
     engine = [
         f
