@@ -12,6 +12,7 @@ from typing import Final
 import oomwatch
 from oomwatch.records import Diagnosis, Evidence, Finding, GpuLedger, Remedy
 from oomwatch.report import phrases
+from oomwatch.report.engine_lines import engine_lines, told_apart
 from oomwatch.report.flags import typed_env, typed_flags
 from oomwatch.report.later import later_start
 from oomwatch.report.ledgers import group_ledgers, part_name
@@ -108,7 +109,7 @@ class _Page:
             self.body.append(f'<h1 style="color:{color}">{_text(word)}</h1>')
             self.body.append(f"<p>{_text(texts.get(f'verdict.{diagnosis.verdict}.why', ''))}</p>")
         self._list("advice", diagnosis.advice)
-        self._list("engines", [phrases.engine_line(item, texts) for item in diagnosis.engines])
+        self._list("engines", engine_lines(diagnosis, texts))
         gpus = [texts["colon"].join(phrases.gpu_row(gpu, texts)) for gpu in diagnosis.gpus]
         self._list("gpus", gpus)
         sources = [
@@ -137,7 +138,8 @@ class _Page:
     def _head(self, word: str, finding: Finding, more: Sequence[str]) -> None:
         named = word + self.texts["colon"] + title(finding.cause, self.lang)
         engine = phrases.engine_of(self.diagnosis, finding)
-        facts = [*phrases.finding_facts(finding, engine, self.texts), *more]
+        facts = phrases.finding_facts(finding, engine, self.texts)
+        facts += [*told_apart(self.diagnosis, engine), *more]
         verdict = phrases.headed(self.diagnosis.verdict, finding).partition(".")[0]
         color = _VERDICT_COLORS[verdict]
         self.body.append(f'<h1 style="color:{color}">{_text(named)}</h1>')

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import oomwatch
-from oomwatch.records import Diagnosis, EngineFacts, Evidence, Finding, GpuLedger, Remedy
+from oomwatch.records import Diagnosis, Evidence, Finding, GpuLedger, Remedy
 from oomwatch.report import phrases
+from oomwatch.report.engine_lines import engine_lines, told_apart
 from oomwatch.report.flags import typed_env, typed_flags
 from oomwatch.report.later import later_start
 from oomwatch.report.ledgers import group_ledgers, part_name
@@ -112,7 +113,9 @@ class _Writer:
 
     def _head(self, word: str, finding: Finding, more: Sequence[str]) -> None:
         self._add(f"## {word}{self.texts['colon']}{escape(title(finding.cause, self.lang))}")
-        facts = phrases.finding_facts(finding, self._engine_of(finding), self.texts)
+        engine = phrases.engine_of(self.diagnosis, finding)
+        facts = phrases.finding_facts(finding, engine, self.texts)
+        facts += told_apart(self.diagnosis, engine)
         self._add(" · ".join([code(facts[0]), *map(escape, (*facts[1:], *more))]))
         if later := later_start(self.diagnosis, finding, self.texts):
             self._add(escape(later))
@@ -184,8 +187,7 @@ class _Writer:
     def _rest(self) -> None:
         diagnosis, texts = self.diagnosis, self.texts
         self._list("advice", map(escape, diagnosis.advice))
-        engines = [phrases.engine_line(engine, texts) for engine in diagnosis.engines]
-        self._list("engines", map(escape, engines))
+        self._list("engines", map(escape, engine_lines(diagnosis, texts)))
         gpus = [": ".join(phrases.gpu_row(gpu, texts)) for gpu in diagnosis.gpus]
         self._list("gpus", map(escape, gpus))
         sources = [
@@ -207,9 +209,6 @@ class _Writer:
         while body and not body[-1]:
             body.pop()
         self._add("<details>", f"<summary>{summary}</summary>", "", *body, "", "</details>")
-
-    def _engine_of(self, finding: Finding) -> EngineFacts | None:
-        return phrases.engine_of(self.diagnosis, finding)
 
 
 def _size(ledger: GpuLedger, name: str) -> str:

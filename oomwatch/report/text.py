@@ -22,6 +22,7 @@ from oomwatch.records import (
     SourceStatus,
 )
 from oomwatch.report import phrases
+from oomwatch.report.engine_lines import engine_lines, told_apart
 from oomwatch.report.flags import typed_env, typed_flags
 from oomwatch.report.later import later_start
 from oomwatch.report.layout import Sheet
@@ -120,6 +121,7 @@ class _Report:
         """The grey line under the verdict: cause, certainty, engine, time."""
         engine = phrases.engine_of(self.diagnosis, finding)
         facts = phrases.finding_facts(finding, engine, self.texts)
+        facts += told_apart(self.diagnosis, engine)
         self.sheet.flow([*facts, *more], " · ", "dim")
         if later := later_start(self.diagnosis, finding, self.texts):
             self.sheet.text(later)
@@ -161,8 +163,7 @@ class _Report:
         verdict = self.diagnosis.verdict
         if why := self.texts.get(f"verdict.{verdict}.why"):
             self.sheet.text(why)
-        for engine in self.diagnosis.engines:
-            line = phrases.engine_line(engine, self.texts)
+        for line in engine_lines(self.diagnosis, self.texts):
             self.sheet.flow(line.split(" · "), " · ", "dim")
         if verdict == "unknown":
             gaps = [
@@ -275,9 +276,9 @@ class _Report:
     def _brief(self, finding: Finding, count: int, more: Sequence[str]) -> None:
         when = phrases.local_time(finding.at) if finding.at is not None else ""
         times = self.texts["count"].format(count=count) if count > 1 else ""
-        self.sheet.flow(
-            [fact for fact in (when, finding.cause, times, *more) if fact], " · ", "dim", indent=2
-        )
+        engine = told_apart(self.diagnosis, phrases.engine_of(self.diagnosis, finding))
+        facts = [fact for fact in (when, finding.cause, *engine, times, *more) if fact]
+        self.sheet.flow(facts, " · ", "dim", indent=2)
         self.sheet.text(clean(finding.summary, 400), indent=2)
 
     def _divide(self, key: str, finding: Finding) -> None:
@@ -292,8 +293,7 @@ class _Report:
 
     def _running(self) -> None:
         """What serves at this moment: after a failure people ask whether it does again."""
-        lines = [phrases.engine_line(e, self.texts) for e in self.diagnosis.engines if e.load]
-        self._list("engines", lines)
+        self._list("engines", engine_lines(self.diagnosis, self.texts, running=True))
 
     def _list(self, key: str, items: Sequence[str], style: str = "") -> None:
         if not items:
