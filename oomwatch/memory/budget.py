@@ -108,7 +108,7 @@ def divide(
     graphs = (
         Term.exact(known.graphs_bytes)
         if known.graphs_bytes is not None
-        else _graphs(model, settings)
+        else graph_term(model, settings)
     )
     non_torch = (
         Term.exact(known.non_torch_bytes)
@@ -225,7 +225,8 @@ def _scaled_to_files(model: ModelConfig, size: int, checkpoint: int) -> Term:
 
 
 # ---------------------------------------------------------------------------- graphs, non-torch
-def _graphs(model: ModelConfig, settings: Settings) -> Term:
+def graph_term(model: ModelConfig, settings: Settings) -> Term:
+    """What the captured CUDA graphs take."""
     if settings.engine == "sglang":
         reserve = 0 if settings.enforce_eager else settings.decode_batch * SGLANG_GRAPH_BYTES
         return Term(reserve, reserve // 2, 4 * reserve)

@@ -69,6 +69,19 @@ class Forecast:
                 return number
         return None
 
+    def graph_bytes(self, changes: Mapping[str, Any] | None = None) -> int | None:
+        """What all CUDA graphs are expected to take, also where the card does not hold them."""
+        from oomwatch.errors import OomwatchError  # noqa: PLC0415 - as below
+        from oomwatch.memory.budget import graph_term  # noqa: PLC0415 - as below
+        from oomwatch.memory.planner import change, plan  # noqa: PLC0415 - only with a known model
+
+        written = {flag: _written(value) for flag, value in (changes or {}).items()}
+        try:
+            settings = plan(change(self.given, written)).settings
+        except OomwatchError:
+            return None
+        return graph_term(self.given.model, settings).bytes
+
     def splits(self, ranks: int) -> bool:
         """Whether the model's attention heads divide by this number of ranks."""
         heads = (getattr(layer.mixer, "heads", 1) for layer in self.given.model.attention_layers)

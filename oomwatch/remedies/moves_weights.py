@@ -11,8 +11,11 @@ from oomwatch.remedies.context import (
     Draft,
     power_of_two_below,
 )
+from oomwatch.remedies.moves_memory import HIGHEST_SHARE
 from oomwatch.units import GIB
 
+_FEWER: Final = 256
+"""Sequences at a time that serve most loads, where a large card's default is 1024."""
 _QUANTIZED: Final = re.compile(
     r"awq|gptq|fp8|fp4|int[48]|w[48]a(?:8|16)|gguf|bnb|bitsandbytes|[48]-?bit|mxfp|quant",
     re.IGNORECASE,
@@ -43,14 +46,39 @@ def more_ranks(context: Context) -> Draft | None:
         new = context.forecast.ranks_that_start(flag, wider) or new
     if not _heads_split(context, new):
         return None
-    return _ranks_draft(flag, new, new * int(context.now_or_assumed(stages) or 1))
+    gpus = int(context.now_or_assumed(stages) or 1)
+    return _ranks_draft(flag, new, new * gpus, _fewer_are_tight(context, flag, new, gpus))
 
 
-def _ranks_draft(flag: str, new: int, gpus: int) -> Draft:
+def _fewer_are_tight(context: Context, flag: str, chosen: int, stages: int) -> str:
+    """That fewer GPUs hold the weights as well, and what else that takes."""
+    forecast = context.forecast
+    if forecast is None or forecast.now.fits:
+        return ""
+    share, sequences = context.flag("share") or "", context.flag("sequences") or ""
+    least = int(context.now_or_assumed(flag) or 1)
+    ranks = chosen // 2
+    found = forecast.of({flag: ranks}) if ranks > least else None
+    if found is None or found.after.refusal not in ("kv_no_blocks", "kv_lt_max_len"):
+        return ""
+    more: dict[str, str] = {}
+    if found.after.settings.utilization < HIGHEST_SHARE and not context.pinned_kv:
+        more[share] = f"{HIGHEST_SHARE:g}"
+    if context.name == "vllm" and found.after.settings.max_num_seqs > _FEWER:
+        more[sequences] = str(_FEWER)
+    for flags in (*({name: more[name]} for name in more), more):
+        then = forecast.of({flag: ranks, **flags})
+        if flags and then is not None and then.after.fits:
+            named = " ".join(f"{name} {value}" for name, value in flags.items())
+            return f" {ranks * stages} GPUs are tight: they start with {named} too."
+    return f" {ranks * stages} GPUs hold the weights, with too little left for the KV cache."
+
+
+def _ranks_draft(flag: str, new: int, gpus: int, tight: str = "") -> Draft:
     return Draft(
         id="more-ranks",
         title=f"Split the model over {gpus} GPUs",
-        why="Each GPU then holds a smaller part of weights and KV cache.",
+        why=f"Each GPU then holds a smaller part of weights and KV cache.{tight}",
         cost=f"Needs {gpus} GPUs and traffic between them.",
         set={flag: new},
     )

@@ -12,6 +12,7 @@ from typing import Any, Final
 from oomwatch.engines.flags import as_number
 from oomwatch.remedies.context import Context
 from oomwatch.remedies.effects import HALVED, kv_change_bytes, rank_change
+from oomwatch.remedies.sufficiency_peaks import PEAKS, makes_room
 from oomwatch.units import GIB, format_bytes
 
 _REFUSALS: Final = frozenset({"kv_lt_max_len", "kv_no_blocks", "weights_dont_fit"})
@@ -19,6 +20,8 @@ _WORK: Final = frozenset(
     {"--max-num-batched-tokens", "--max-num-seqs", "--enforce-eager", "--enable-chunked-prefill"}
 )
 """Settings that free only what a step of work takes beside the weights and the KV cache."""
+_UNEVEN: Final = 1.05
+"""What is copied to every rank makes its part of the weights larger than the mere quotient."""
 _MOST_WORK: Final = 16 * GIB
 """More than a step of work takes beside weights and cache on any card but with extreme settings."""
 
@@ -30,7 +33,11 @@ def sufficiency(
 
     (None, "") for causes that are no such refusal, and where the figures do not say.
     """
-    if context.finding.cause not in _REFUSALS or not (changes or unset):
+    if not (changes or unset):
+        return None, ""
+    if context.finding.cause in PEAKS:
+        return makes_room(changes, context), ""
+    if context.finding.cause not in _REFUSALS:
         return None, ""
     found = context.forecast.of(changes, unset) if context.forecast else None
     if found is not None:
@@ -47,6 +54,10 @@ def sufficiency(
 
 
 def _in_proportion(changes: Mapping[str, Any], context: Context) -> tuple[bool | None, str]:
+    share = context.flag("share") or ""
+    least = context.least_static_share
+    if least is not None and context.finding.cause == "kv_no_blocks":
+        return _over_weights(changes, least, context), ""
     needed = context.number("needed_kv_bytes")
     there = as_number(context.finding.values.get("available_kv_bytes"))
     if there is None:
@@ -56,8 +67,7 @@ def _in_proportion(changes: Mapping[str, Any], context: Context) -> tuple[bool |
     gap = (needed or 0) - there
     gained = kv_change_bytes(changes, context)
     sure = needed is not None
-    share = context.flag("share")
-    if gained is None and share is not None and share in changes:
+    if gained is None and share in changes:
         gained, sure = _share_bytes(as_number(changes[share]), there, context), False
     if gained is None and changes.keys() <= _WORK:
         gained, sure = _work_bytes(there, context), False
@@ -81,6 +91,16 @@ def _in_proportion(changes: Mapping[str, Any], context: Context) -> tuple[bool |
     if gained < gap or (needed is None and gained <= gap):
         return False, _short(gap, f"are missing, and this gives {_amount(gained, sure=sure)}")
     return (True if sure else None), ""
+
+
+def _over_weights(changes: Mapping[str, Any], least: float, context: Context) -> bool | None:
+    """Whether SGLang's share then exceeds the weights, which is all that it asks for."""
+    flag = context.flag("share") or ""
+    new, ranks = as_number(changes.get(flag)), rank_change(changes, context)
+    if new is not None:
+        return new > least
+    now = context.now(flag) if context.knows(flag) else None
+    return True if now and ranks and now > _UNEVEN * least / ranks else None
 
 
 def _share_bytes(new: float | None, there: float, context: Context) -> float | None:

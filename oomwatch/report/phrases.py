@@ -222,6 +222,8 @@ def printed_steps(remedies: Sequence[Remedy], printer: str, texts: Mapping[str, 
     if not steps:
         return texts["several"]
     key = "several.one" if len(steps) == 1 else "several.together"
+    if any(remedies[int(step) - 1].enough for step in steps):
+        key = "several.enough"  # chosen as the first that is
     last = texts["and"].join(filter(None, (texts["comma"].join(steps[:-1]), steps[-1])))
     return texts[key].format(printer=printer, steps=last)
 

@@ -156,3 +156,25 @@ def test_an_sglang_pool_is_predicted_too() -> None:
     assert effect is not None
     assert effect.kv_tokens_before is not None
     assert effect.kv_tokens_after == pytest.approx(2 * effect.kv_tokens_before, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("length", "said"),
+    [
+        (16384, "2 GPUs are tight: they start with --gpu-memory-utilization 0.95 too."),
+        (131072, "2 GPUs hold the weights, with too little left for the KV cache."),
+    ],
+)
+def test_fewer_gpus_that_hold_the_weights_are_named(length: int, said: str) -> None:
+    found = remedies(
+        "weights_dont_fit",
+        model="meta-llama/Llama-3.3-70B-Instruct",
+        arguments={"--max-model-len": str(length)},
+        max_model_len=length,
+        weights_bytes=None,
+        kv_bytes=None,
+        kv_tokens=None,
+        max_concurrency=None,
+    )
+    assert found["more-ranks"].set == {"--tensor-parallel-size": "4"}
+    assert said in found["more-ranks"].why

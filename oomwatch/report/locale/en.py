@@ -29,6 +29,8 @@ TEXTS: Final = {
     "remedies": "What to do",
     "several": "Alternatives, the best first.",
     "several.one": "Alternatives, the best first; {printer} prints step {steps}.",
+    "several.enough": "Alternatives, the best first; {printer} prints step {steps}, by these figures "
+    "enough alone.",
     "several.together": "Alternatives, the best first; {printer} prints steps {steps} together, "
     "for none is known to be enough alone.",
     "comma": ", ",

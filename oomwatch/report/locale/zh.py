@@ -26,6 +26,7 @@ TEXTS: Final = {
     "remedies": "处理办法",
     "several": "各项任选其一，最好的排在最前。",
     "several.one": "各项任选其一，最好的排在最前；{printer} 输出第 {steps} 项。",
+    "several.enough": "各项任选其一，最好的排在最前；{printer} 输出第 {steps} 项，按这些数值单独即足够。",
     "several.together": "各项任选其一，最好的排在最前；"
     "没有哪一项确定单独足够，因此 {printer} 一并输出第 {steps} 项。",
     "comma": "、",
