@@ -88,7 +88,8 @@ def diagnose(inputs: Inputs) -> Diagnosis:
             ]
         failed = failed or (newest and lead.cause not in _CALM and lead.strength != REQUEST)
         _add(incidents, _incident(facts, lead, others, inputs))
-    incidents = incidents[:_MAX_INCIDENTS]
+    # A start that was only stopped says less than one before it that failed.
+    incidents = sorted(incidents, key=lambda i: i.finding.cause in _CALM)[:_MAX_INCIDENTS]
     engines = tuple(f.engine for f in all_facts if _known(f))[:64]
     sources = list(inputs.sources)
     if inputs.command and any(f.engine.engine and not f.engine.command for f in all_facts):
