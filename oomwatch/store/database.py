@@ -126,11 +126,15 @@ def _prepare(path: Path) -> None:
         # The log and the shared memory beside it take over the mode of the file.
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, FILE_MODE))
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise StoreError(f"{path} is not a regular file: name another file for the store")
+        _require_file(path)
     except OSError as error:
         kind_of_error = AwayStoreError if error.errno == errno.ENOSPC else StoreError
         raise kind_of_error(f"{path} cannot be created: {error.strerror or error}") from None
+
+
+def _require_file(path: Path) -> None:
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise StoreError(f"{path} is not a regular file: name another file for the store")
 
 
 def _check_file(connection: Connection, path: Path) -> None:
@@ -229,6 +233,8 @@ def open_reader(url: URL) -> Iterator[Connection]:
         _require_right(path, write=False)
     if path is not None and not os.path.exists(path):  # noqa: PTH110 - False where it may not look
         raise NoInputError(f"{path}: no store there; start `oomwatch agent`, or give --store")
+    if path is not None:
+        _require_file(path)
     try:
         with _connect_reader(url) as connection, connection.begin():
             version = version_of(connection)

@@ -162,7 +162,7 @@ def test_a_copy_is_a_store_of_its_own(sqlite_store, tmp_path):
 
 def test_prune_says_first_and_deletes_then(store):
     now = time.time()
-    store.write(*(type(HOST)(now - n * 3600, n) for n in range(1, 11)))
+    store.write(*(type(HOST)(now - n * 3600 + 600, n) for n in range(1, 11)))
     sum(roll_up(store.writer, store.host_id(), round(now * 1000)))
     line = ["prune", "--store", store.text, "--raw", "5h", "--json"]
     said = json.loads(run(*line, "--dry-run"))

@@ -221,6 +221,16 @@ def test_a_reader_of_nothing_says_so(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_file_is_no_store(tmp_path, make):
+    make(tmp_path / "store.db")
+    with (
+        pytest.raises(StoreError, match="not a regular file"),
+        open_reader(parse_store(str(tmp_path / "store.db"))),
+    ):
+        pass
+
+
 def test_a_reader_cannot_write(store):
     with (
         pytest.raises(StoreError, match=r"readonly|read-only"),
