@@ -178,7 +178,7 @@ def _why(
         said.insert(0, meaning(finding.cause, lang) or "")
     if (starts := _starts(loop)) is not None and loop is not None:
         said.insert(0, restarts_note(starts, loop.values.get("window_seconds"), lang))
-    return " ".join(filter(None, said)) or None
+    return "".join(f"{text} " if text[-1:] < "\u3000" else text for text in said).strip() or None
 
 
 def _resolution(incident: StoredIncident, lang: Language) -> str | None:

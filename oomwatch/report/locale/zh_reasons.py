@@ -169,6 +169,12 @@ REASONS: Final = {
 }
 
 DOUBTS: Final = {
+    "{flag} is not an option of {engine}": "{engine} 没有 {flag} 这个选项",
+    "{flag} is not an option that is known for {engine}": "不清楚 {engine} 是否有 {flag} 这个选项",
+    "{flag} has no --no- form in this release": "该版本的 {flag} 没有 --no- 形式",
+    "{flag} takes a value in this release": "该版本的 {flag} 需要取值",
+    "{flag} takes no value in this release": "该版本的 {flag} 不带取值",
+    "{flag} does not take {choice} in this release": "该版本的 {flag} 不接受 {choice}",
     "{fork} is a fork, its flags are not in oomwatch's tables": "{fork} 是分支版本，oomwatch 的表里没有它的参数",
     "the flags of {engine} are not in oomwatch's tables[ ({option})]": "oomwatch 的表里没有 {engine} 的参数[（可用 {option} 给出版本）]",
     "the version of {engine} is not known[ ({option})]": "{engine} 的版本未知[（可用 {option} 给出）]",
