@@ -118,10 +118,10 @@ def backend_of(
     capability = device.compute_capability if device else None
     if engine == "sglang":
         return _sglang_backend(fmt, capability, model)
-    if model.is_latent:
-        return "FLASHMLA"
     if capability is None:
         return "any with fp8"
+    if model.is_latent:
+        return {9: "FLASHMLA", 10: "FLASHINFER_MLA"}.get(capability[0], "TRITON_MLA")
     if capability[0] == 9 and fmt.name != "fp8_e5m2":
         return "FLASH_ATTN 3"
     return "FLASHINFER" if capability < (8, 9) or capability[0] in (9, 10) else "TRITON_ATTN"

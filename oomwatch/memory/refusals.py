@@ -32,7 +32,10 @@ def refusal_of(
     weights = budget.weights.bytes
     ranks = settings.tensor_parallel * settings.pipeline_parallel
     if given.gpu_count is not None and ranks > given.gpu_count:
-        return "config_error", f"it asks for {ranks} GPUs and {given.gpu_count} are there"
+        return "config_error", (
+            f"it asks for {ranks} GPUs and {given.gpu_count} "
+            f"{'is' if given.gpu_count == 1 else 'are'} there"
+        )
     unsplit = _unsplit(given.model, settings) or _uncut(given, settings)
     if unsplit is not None:
         return "config_error", unsplit

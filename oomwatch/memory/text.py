@@ -99,9 +99,7 @@ def _print_fewest(console: Console, given: PlanInput, fewest: Plan | None) -> No
         flag = "--tensor-parallel-size" if fewest.settings.engine == "vllm" else "--tp-size"
         line = (
             f"  The fewest {card} that start it: [bold]{fewest.settings.gpus}[/] "
-            f"({flag} {fewest.settings.tensor_parallel}), for "
-            f"{_number(fewest.max_concurrency)} requests of "
-            f"{format_count(fewest.settings.max_model_len)} tokens at once"
+            f"({flag} {fewest.settings.tensor_parallel}), for {requests(fewest)} at once"
         )
     console.print(line)
 
@@ -201,7 +199,7 @@ def _print_cache(console: Console, plan: Plan) -> None:
         f", {format_bytes(layout.state_bytes)} of state per request" if layout.state_bytes else ""
     )
     console.print(
-        f"  {plan.kv_format} cache: {per_token}{state}; blocks of {layout.block_tokens} tokens, "
+        f"  {plan.kv_format} cache: {per_token}{state}; blocks of {_tokens(layout.block_tokens)}, "
         f"{format_count(plan.blocks)} of them; one full request takes "
         f"{format_bytes(plan.bytes_per_request)}"
     )
@@ -300,6 +298,10 @@ def print_answer(console: Console, answer: Answer, line: str) -> None:
     console.print(Text(line), soft_wrap=True)
     for each in (*answer.caveats, *after.warnings):
         _print_item(console, each, indent="  ! ", style="yellow")
+
+
+def _tokens(count: int) -> str:
+    return f"{format_count(count)} token{'' if count == 1 else 's'}"
 
 
 def _number(value: float) -> str:

@@ -121,9 +121,10 @@ def would_not_start(
 ) -> bool:
     """Whether a change would surely make the next start fail.
 
-    By the log's own numbers when the budget would not hold weights and measured activation, or the
-    KV cache would no longer hold one request of the length in force; by the memory model when the
-    changed server is refused even where its interval is kindest.
+    By the log's own numbers when the budget would not hold weights and measured activation, the
+    card not weights and a cache of fixed size, or the KV cache no longer one request of the length
+    in force; by the memory model when the changed server is refused even where its interval is
+    kindest.
     """
     total, engine = context.total_bytes, context.engine
     share = context.flag("share")
@@ -134,6 +135,9 @@ def would_not_start(
         )
         if new * total <= fixed:
             return True
+    fixed_kv = as_number(changes.get("--kv-cache-memory-bytes"))
+    if fixed_kv and total and engine.weights_bytes and engine.weights_bytes + fixed_kv >= total:
+        return True
     delta = kv_change_bytes(changes, context)
     length_kept = as_number(changes.get(context.flag("length") or "")) is None
     concurrency = context.max_concurrency

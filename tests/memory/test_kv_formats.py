@@ -88,6 +88,14 @@ def test_backends_of_sglang_go_by_its_own_names(name, gpu, model, backend):
     assert backend_of(fmt, find_device(gpu), load_model(None, model).model, "sglang") == backend
 
 
+@pytest.mark.parametrize(
+    ("gpu", "backend"), [("h200", "FLASHMLA"), ("b200", "FLASHINFER_MLA"), ("a100", "TRITON_MLA")]
+)
+def test_backends_of_latent_models_go_by_the_card(gpu, backend):
+    model = load_model(None, "deepseek-v3").model
+    assert backend_of(find_format("fp8"), find_device(gpu), model) == backend
+
+
 def test_four_bits_on_sglang_need_a_card_that_computes_in_them():
     fmt = find_format("nvfp4", "sglang")
     assert [runs_on_sglang(fmt, find_device(gpu)) for gpu in ("h100", "rtx-4090", "b200")] == [

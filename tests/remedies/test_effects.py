@@ -89,6 +89,7 @@ def test_nothing_known_is_none() -> None:
         ({"--gpu-memory-utilization": "0.76", "--max-model-len": "8000"}, False),
         ({"--kv-cache-memory-bytes": 9 * GIB}, True),
         ({"--kv-cache-memory-bytes": 12 * GIB}, False),
+        ({"--kv-cache-memory-bytes": 45 * GIB}, True),  # more than the card has beside the weights
         ({"--max-num-seqs": 1}, False),
     ],
 )
