@@ -656,6 +656,16 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
         cause="kernel_unsupported_shape",
     ),
     Pattern(
+        "kernel.dtype",
+        "failure",
+        "support",
+        r"(?:type (?P<refused_type>fp8\w+) not supported in this architecture|FlashAttention\b.{0,60} only supports? (?P<only_types>fp16 and bf16)|[Uu]nsupported (?:data ?type|dtype).{0,60}\b(?:kernel|attention|[Mm]arlin)\b)",
+        "ValueError(\"type fp8e4nv not supported in this architecture. The supported fp8 dtypes are ('fp8e4b15', 'fp8e5')\")",
+        "..",
+        where="exception",
+        cause="kernel_unsupported_shape",
+    ),
+    Pattern(
         "allreduce.ipc",
         "failure",
         "all_reduce",

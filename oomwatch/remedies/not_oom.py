@@ -41,6 +41,51 @@ def longer_context(context: Context) -> Draft | None:
     )
 
 
+def supported_cache_type(context: Context) -> Draft | None:
+    """A cache type that the card's kernels know, where the one that was chosen is the reason."""
+    flag = "--kv-cache-dtype"
+    chosen = str(context.force.get(flag) or "")
+    if not chosen.startswith("fp8") or not (
+        context.says("refused_type") or context.says("only_types")
+    ):
+        return None
+    return Draft(
+        id="supported-cache-type",
+        title="Use a KV cache type that this card supports",
+        why="The kernel refused the data type, and the KV cache was set to it.",
+        cost="A 16-bit cache holds half the tokens.",
+        set={flag: "auto"},
+    )
+
+
+def plain_segments(context: Context) -> Draft | None:
+    """Host buffers of NCCL as plain files in /dev/shm, that every rank can open."""
+    if context.number("segment_bytes") is None or context.says("shared"):
+        return None
+    return Draft(
+        id="nccl-plain-segments",
+        title="Let NCCL use plain shared memory",
+        why="NCCL takes its host memory from the CUDA driver, and cannot hand it over on this board.",
+        cost="None.",
+        action="Set NCCL_CUMEM_HOST_ENABLE=0 for every rank, and update NCCL when you can.",
+        env={"NCCL_CUMEM_HOST_ENABLE": "0"},
+    )
+
+
+def common_namespace(context: Context) -> Draft | None:
+    """One /dev/shm for all ranks of a host."""
+    if context.number("segment_bytes") is None or not context.says("shared"):
+        return None
+    return Draft(
+        id="one-ipc-namespace",
+        title="Give the ranks of a host one /dev/shm",
+        why="A segment that one rank made is not there for another.",
+        cost="None.",
+        action="Run the ranks of a host in one container, or each with --ipc=host (hostIPC: true); "
+        "where they share it already, look for the rank that failed first.",
+    )
+
+
 def model_name(context: Context) -> Draft | None:
     """The name first, where the hub says that it has no such model."""
     if not context.says("no_repository"):
@@ -194,6 +239,7 @@ PLANS: Final[dict[str, Plan]] = {
     "no_kernel_image": _just(NEW_BUILD),
     "kernel_image_invalid": _just(NEW_BUILD),
     "kernel_unsupported_shape": _just(
+        supported_cache_type,
         act(
             "other-backend",
             "Choose another attention backend",
@@ -287,6 +333,8 @@ PLANS: Final[dict[str, Plan]] = {
         ),
     ),
     "nccl_unsupported": _just(
+        plain_segments,
+        common_namespace,
         act(
             "check-nccl-support",
             "Check what NCCL cannot do here",

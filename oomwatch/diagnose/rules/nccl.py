@@ -6,6 +6,7 @@ NCCL_DEBUG or a WARN, tells a full card from an operation that the cards do not 
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from oomwatch.diagnose.events import Failure
@@ -17,6 +18,8 @@ from oomwatch.units import GIB, format_bytes
 
 _FULL: Final = 1 * GIB
 """Communicators need some hundreds of MiB a card."""
+_SEGMENT: Final = re.compile(r"[A-Za-z0-9]{6}")
+"""What mkstemp puts after ``nccl-``."""
 
 
 def full_card(facts: Facts) -> Finding | None:
@@ -78,6 +81,8 @@ def shared_memory(facts: Facts) -> Finding | None:
     shm = facts.failing("nccl.shm") or facts.failing("nccl.system_error")
     said = facts.said("nccl.shm")
     bus = facts.said("crash.bus_error")
+    if said is None and facts.failing("nccl.shm") is None and _attached(facts) is not None:
+        return None
     if shm is None and said is None and not (bus and has_ranks(facts) and not facts.served):
         return None
     if facts.served and said is None:
@@ -106,6 +111,49 @@ def shared_memory(facts: Facts) -> Finding | None:
     )
 
 
+def missing_segment(facts: Facts) -> Finding | None:
+    """A rank does not find the segment that another one made: it is not full, it is not there.
+
+    NCCL takes a handle of the CUDA driver for a name where the two ranks allocate differently, as
+    on boards with NUMA nodes without memory; the name is then empty or garbled, or the size 0.
+    """
+    hit = _attached(facts)
+    if hit is None or facts.served or facts.said("nccl.shm") or facts.failing("nccl.shm"):
+        return None
+    evidence, order, size, name = hit
+    mistaken = not size or _SEGMENT.fullmatch(name) is None
+    return found(
+        facts,
+        "nccl_unsupported",
+        0.75 if mistaken else 0.6,
+        "A rank could not open another rank's shared memory: NCCL took a handle of the CUDA driver for a file in /dev/shm,"
+        " as it does on some boards; /dev/shm is not full."
+        if mistaken
+        else "A rank did not find another rank's segment in /dev/shm: the ranks do not share one (containers without a common"
+        " IPC namespace), or the rank that made it ended first; /dev/shm is not full.",
+        evidence,
+        strength=NAMED_CHECK,
+        order=order,
+        values={"stage": "nccl", "segment_bytes": size, "shared": not mistaken},
+        unseen=("What the other ranks printed: one of them may have failed before.",)
+        if not mistaken
+        else (),
+    )
+
+
+def _attached(facts: Facts) -> tuple[list[Evidence], int, int, str] | None:
+    """Lines, place, size and name of the segment that a rank could not open."""
+    said = facts.said("nccl.shm_attach")
+    raised = facts.failing("nccl.shm_attach")
+    if said is not None:
+        lines, order, fields = [cite(said.line)], said.order, said.fields
+    elif raised is not None:
+        lines, order, fields = [*cite_failure(raised[0])], raised[0].order, raised[1]
+    else:
+        return None
+    return lines, order, int(fields.get("segment_bytes") or 0), str(fields.get("segment") or "")
+
+
 def has_ranks(facts: Facts) -> bool:
     """Whether several ranks start on this host, by the command or by who measured the start."""
     if (facts.number("--tensor-parallel-size", "--tp-size") or 1) > 1:
@@ -113,4 +161,4 @@ def has_ranks(facts: Facts) -> bool:
     return facts.run is not None and any(len(who) > 1 for who in facts.run.by_rank.values())
 
 
-RULES: Final[tuple[Rule, ...]] = (full_card, shared_memory)
+RULES: Final[tuple[Rule, ...]] = (full_card, shared_memory, missing_segment)

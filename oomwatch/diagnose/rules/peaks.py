@@ -34,6 +34,8 @@ _LONG_STEP: Final = 1024
 _TELLING: Final = ("logprobs", "encoder", "workspace", "speculation", "lora")
 """Parts that are known to need memory which the profile does not measure."""
 _SPREAD_RANK: Final = re.compile(r"(?:EP|DP)[1-9]")
+_EXPERT_RANK: Final = re.compile(r"_EP\d")
+"""A rank of expert parallelism by its own name, as vLLM calls its workers and SGLang its ranks."""
 _SPREAD_FRAME: Final = re.compile(r"deepep|deep_ep|all2all|token_dispatcher")
 _LIBRARY: Final = re.compile(r"CUBLAS|CUDNN|cublas|cudnn|Triton Error|NPUWorkspaceAllocator")
 
@@ -65,7 +67,11 @@ def sleep_wake(facts: Facts) -> Finding | None:
 def _is_resumed(facts: Facts, failure: Failure) -> bool:
     """Whether SGLang's saver of memory could not map again what it had released."""
     fields = failure.match("torch.memory_saver")
-    return fields is not None and (facts.ready or fields.get("function") == "resume")
+    return fields is not None and (
+        facts.ready
+        or fields.get("function") == "resume"
+        or facts.said("sglang.resume_waits") is not None
+    )
 
 
 def runtime_allocation(facts: Facts) -> Finding | None:
@@ -161,7 +167,7 @@ def _by_arithmetic(
             )
         return (
             "engine_buffers_unprofiled",
-            0.82,
+            0.65 if part in _TELLING else 0.82,  # the frame says otherwise
             f"{format_bytes(outside)} of the process lie outside PyTorch's allocator: buffers that the start-up profile did not"
             " see took the headroom",
             {"outside_bytes": outside},
@@ -235,7 +241,9 @@ def _by_part(facts: Facts, failure: Failure, part: Part | None, values: dict[str
         ),
     }
     if part in named and not (part == "moe" and not _spreads_experts(facts, failure)):
-        return named[part]
+        cause, confidence, sentence = named[part]
+        small = oom is not None and tried < 0.1 * (oom.outside_bytes or 0)
+        return cause, min(confidence, 0.65) if small and part != "moe" else confidence, sentence
     if part in ("logits", "sampler") and tried >= GIB and (values.get("running") or 0) <= _SAMPLED:
         # Sampled rows alone, a few hundred, stay under that at any vocabulary.
         return (*named["logprobs"][:1], 0.72, named["logprobs"][2])
@@ -335,6 +343,8 @@ def _many_rows(facts: Facts, failure: Failure, part: Part | None, values: dict[s
 def _spreads_experts(facts: Facts, failure: Failure) -> bool:
     """Whether tokens travel to the experts of other ranks, so that one rank may get many."""
     who = f"{failure.line.process or ''} {failure.line.rank or ''}"
+    if "EP" in who and _EXPERT_RANK.search(who):
+        return True
     return (facts.moe or find_part(failure.frames, failure.paths) == "moe") and bool(
         facts.argument(
             "--enable-expert-parallel", "--ep-size", "--enable-ep-moe", "--all2all-backend"

@@ -172,6 +172,8 @@ def _refined(facts: Facts, failure: Failure, stage: Stage | None) -> Stage:
     """
     if not failure.frames or not _is_bare(failure.frames[-1]):
         return stage or "load"
+    if any(frame.endswith(":init_attention_backend") for frame in failure.frames):
+        return stage or "kv"  # a step of its own, between the pool and the capture
     told = _by_log(facts, failure)
     finer = {"load": ("repack", "draft", "slots"), "kv": ("capture", "sampler", "draft")}
     if told == "load" and any(f.startswith("spec_decode_worker.py") for f in failure.frames):

@@ -264,6 +264,13 @@ def _by_stage(facts: Facts, failure: Failure, stage: Stage, say: Say) -> Finding
             0.88,
             "The model's weights do not fit the card: memory ran out while they were loaded",
         )
+    if stage == "kv" and "init_attention_backend" in "\n".join(failure.frames):
+        return say(
+            "kv_alloc_overcommit",
+            0.75,
+            "The KV cache was allocated first and left no room for the attention backend's own buffers",
+            flags=("--mem-fraction-static",),
+        )
     if stage == "kv":
         pinned = facts.argument("--kv-cache-memory-bytes", "--num-gpu-blocks-override")
         why = (

@@ -374,6 +374,14 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     ),
     # ------------------------------------------------------------------ failures of its own
     Pattern(
+        "sglang.resume_waits",
+        "hint",
+        "resume_memory_occupation",
+        r"request to resume_memory_occupation (?:timed out|failed)",
+        "Async request to resume_memory_occupation timed out (attempt 1)",
+        "..",
+    ),
+    Pattern(
         "sglang.leak_check",
         "failure",
         "leak detected!",
