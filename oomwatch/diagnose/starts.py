@@ -25,6 +25,8 @@ BANNERS: Final = frozenset(
 _ARGUMENTS: Final = frozenset({"vllm.non_default_args", "vllm.namespace", "llama.build"})
 """What follows a banner, or stands in its place; never the only sign of a start that went nowhere."""
 _CORE: Final = "vllm.engine_banner"
+_OLLAMA: Final = "ollama.server"
+"""Its server names its version as it begins to listen; the runners that it starts do not."""
 
 
 def begins_start(run: Run, event: LogEvent, *, failing: bool = False) -> bool:
@@ -33,7 +35,8 @@ def begins_start(run: Run, event: LogEvent, *, failing: bool = False) -> bool:
     `failing` is whether an exception stands right above it.
     """
     name = event.pattern.id
-    if name != _CORE and name not in BANNERS and name not in _ARGUMENTS:
+    listens = name == _OLLAMA and "version" in event.fields
+    if not listens and name != _CORE and name not in BANNERS and name not in _ARGUMENTS:
         return False
     failed = failing or bool(run.failures) or run.ended is not None
     got_far = failed or run.reached("load")
@@ -42,7 +45,7 @@ def begins_start(run: Run, event: LogEvent, *, failing: bool = False) -> bool:
         return got_far and before is not None and before.line.rank == event.line.rank
     if run.is_empty or (run.engine is None and not failed):
         return False
-    if name in _ARGUMENTS:
+    if listens or name in _ARGUMENTS:
         return got_far and (before is not None or not _beside(run, event))
     if before is not None:
         same_process = before.line.pid is not None and before.line.pid == event.line.pid

@@ -66,6 +66,16 @@ def test_a_start_of_an_engine_without_a_server_is_told_by_its_own_banner() -> No
     assert len(runs_of(alone + FAILED + later)) == 2
 
 
+def test_an_ollama_server_starts_many_runners_and_listens_once() -> None:
+    listens = 'time=2025-11-20T0{h}:14:02.000Z level=INFO source=routes.go:1238 msg="Listening on [::]:11434 (version 0.5.8)"\n'
+    runner = 'time=2025-11-20T0{h}:{m}:02.000Z level=INFO source=server.go:381 msg="starting llama server" cmd="ollama runner"\n'
+    ready = 'time=2025-11-20T0{h}:{m}:09.000Z level=INFO source=server.go:600 msg="llama runner started in 4.13 seconds"\n'
+    start = listens + (runner + ready).replace("{m}", "20") + (runner + ready).replace("{m}", "40")
+    text = start.replace("{h}", "7")
+    assert [run.engine for run in runs_of(text)] == ["ollama"]
+    assert len(runs_of(text + start.replace("{h}", "8"))) == 2
+
+
 @pytest.mark.parametrize("again", [1, 2])
 def test_a_line_that_is_written_twice_begins_nothing(again: int) -> None:
     lines = START.splitlines(keepends=True)
