@@ -162,6 +162,8 @@ def _trusted(run: Run, event: LogEvent) -> bool:
     if pattern.id.startswith("nccl.") and event.line.level == "WARNING":
         # NCCL's word for an error is WARN; a start that goes on has got over it.
         return not run.reached("ready")
+    if pattern.id == "torch.allocator_warning":
+        return event.order > run.last_alive  # what is asked for again and got is no failure
     if event.line.level in ("INFO", "WARNING", "DEBUG"):
         # A server that goes on may mention limits and failures in passing, and refuse a request.
         return pattern.cause == "request_too_long"

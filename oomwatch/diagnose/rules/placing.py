@@ -144,6 +144,8 @@ def is_placeless(facts: Facts, failure: Failure) -> bool:
         return False  # cut in the core's constructor
     if any(find_stage(f.frames, f.paths) is not None for f in (failure, *facts.failures)):
         return False
+    if facts.engine.command and _by_size(failure) != "load":
+        return False  # a size that no weight has
     return not is_placed_by_lines(facts, failure)
 
 
