@@ -21,7 +21,7 @@ from oomwatch.memory.model_config import Attention, ModelConfig
 from oomwatch.memory.refusals import refusal_of
 from oomwatch.memory.settings import NEWEST, Settings, resolve
 from oomwatch.memory.term import Term
-from oomwatch.units import GIB, format_count
+from oomwatch.units import GIB, format_bytes, format_count
 
 _READ_WRONG = 1.02
 """Sizes of one start may exceed the card by what a data sheet's total is off."""
@@ -99,8 +99,8 @@ def plan(given: PlanInput) -> Plan:
     budget, layout = _tightest(model, given, settings)
     _one_start(given, settings, budget)
     kv = _shifted(budget.kv, given.offset_bytes)
-    if settings.kv_cache_memory_bytes is None and given.known.kv_available_bytes is None:
-        kv = kv.at_most(budget.requested_bytes - budget.weights.bytes) if kv.bytes > 0 else kv
+    if settings.measures_activations and given.known.kv_available_bytes is None and kv.bytes > 0:
+        kv = kv.at_most(budget.requested_bytes - budget.weights.low)
     blocks = layout.blocks(kv.bytes)
     if settings.blocks_override is not None:
         blocks = settings.blocks_override
@@ -135,9 +135,10 @@ def plan(given: PlanInput) -> Plan:
         max_model_len_that_fits=longest,
         assumptions=_assumptions(model, given, settings, layout),
     )
+    if not found.fits:
+        return found
     budget = cut_to_card(budget, found.pool_bytes, measured=settings.measures_activations)
-    warnings = _warnings(settings, budget) if found.fits else ()
-    return dataclasses.replace(found, budget=budget, warnings=warnings)
+    return dataclasses.replace(found, budget=budget, warnings=_warnings(settings, budget))
 
 
 def _one_start(given: PlanInput, settings: Settings, budget: Budget) -> None:
@@ -155,7 +156,7 @@ def _warnings(settings: Settings, budget: Budget) -> tuple[str, ...]:
     """What the engine does not check before it starts."""
     if budget.short_bytes <= 0:
         return ()
-    short = f"at least {budget.short_bytes / GIB:.1f} GiB short on each GPU"
+    short = f"at least {format_bytes(budget.short_bytes)} short on each GPU"
     if settings.engine == "sglang":
         lower = "--mem-fraction-static or --chunked-prefill-size"
     elif not settings.measures_activations:

@@ -141,6 +141,7 @@ def test_activations_and_graphs_of_sglang_live_in_what_the_fraction_leaves(given
     assert budget.kv.bytes == pytest.approx(budget.requested_bytes - budget.weights.bytes, abs=2)
     left = budget.total_bytes - budget.requested_bytes - budget.non_torch.bytes
     assert 0 < budget.activation.bytes + budget.graphs.bytes < left
+    assert found.kv_low_bytes < found.kv_available_bytes < found.kv_high_bytes
     assert found.warnings == ()
 
 
