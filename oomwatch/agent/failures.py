@@ -267,7 +267,7 @@ class Failures:
             if len(told) > _MOST_TOLD:
                 del told[next(iter(told))]
             old = finding.at is not None and finding.at < self._started_at - _OLD_SECONDS
-            if finding.cause not in CALM and not old:
+            if finding.cause not in CALM and (not old or _saw(engine, where)):
                 fresh.append((place, finding))
         return fresh
 
@@ -328,6 +328,14 @@ class Failures:
 def plausible_time(at: float | None, wall: float) -> float:
     """The time of something that was just read; now, if its clock is that of another zone."""
     return at if at is not None and wall - _OLD_SECONDS <= at <= wall + 1 else wall
+
+
+def _saw(engine: WatchedEngine, where: str) -> bool:
+    """Whether a line was written while we were there, whatever zone its clock is of."""
+    name, _, number = where.rpartition(":")
+    return number.isdecimal() and any(
+        tail.name == name and tail.saw(int(number)) for tail in engine.tails
+    )
 
 
 def _place(ended: Ended) -> str:

@@ -126,8 +126,11 @@ class LogTail:
         """Bytes that are read after a telling line, also if they come later: its traceback."""
         self.tells = False
         """Whether what the last `poll` gave may tell of a failure, rather than of load alone."""
+        self._live_from: int | None = None
+        """The number of the first line that was written before our eyes."""
         place = follower.position
         self._resumes = isinstance(place, FilePosition) and place.offset > 0
+        self._number = place.number if isinstance(place, FilePosition) else 1
 
     def _read_beginning(self, path: str) -> None:
         """Going on in the middle: what the server said at its start is read again, and not told."""
@@ -149,13 +152,27 @@ class LogTail:
         if self._resumes:
             self._resumes = False
             self._read_beginning(self.name)
-        for chunk in self.follower.read(limit=_LOOK_BYTES):
+        room = _LOOK_BYTES
+        for chunk in self.follower.read(limit=room):
+            room -= len(chunk.data)
+            self._number = chunk.number + chunk.data.count(b"\n")
+            if chunk.fresh and self._live_from is not None:
+                self._live_from = chunk.number
             late = self._late and not self._starts[-1].wants_head
             if late and isinstance(self.follower, FileFollower):
                 self.follower.skip_to(self._late)
                 self._late = 0
                 return
             yield from self._take(chunk.number, chunk.data)
+        if self._live_from is None and room > 0:
+            self._live_from = self._number
+
+    def saw(self, number: int) -> bool:
+        """Whether the line of this number was written while the log was followed.
+
+        What its own clock says cannot tell: a container's is often that of another zone.
+        """
+        return self._live_from is not None and number >= self._live_from
 
     def lines(self) -> list[LogLine]:
         """What is kept of the last starts, in order."""

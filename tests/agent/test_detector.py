@@ -671,6 +671,19 @@ def test_reading_it_all_again_after_a_restart_of_the_agent_opens_nothing(rig, ov
     )
 
 
+@pytest.mark.parametrize("hours", [-8, 5])
+def test_a_failure_is_told_whatever_zone_its_log_is_of(rig, hours):
+    run = rig()
+    run.find(1)
+    run.say(banner(run.wall + hours * 3600))
+    run.go(30, run.page)
+    run.say(refused(run.wall + hours * 3600))
+    run.go(2)
+    opened = run.only()
+    assert kinds(opened) == ["log_failure"]
+    assert abs(opened.opened_at - run.wall) < 10
+
+
 def test_pressure_goes_on_over_a_restart_of_the_agent(rig):
     run = rig()
     run.find(1)

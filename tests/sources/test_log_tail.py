@@ -70,6 +70,27 @@ def test_telling_lines_are_given_once_with_their_number(tmp_path):
     assert list(tail.poll()) == []
 
 
+def test_lines_that_were_there_before_were_not_seen(tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text(BANNER + FAILED)
+    tail = tail_of(path)
+    list(tail.poll())
+    append(path, FAILED)
+    list(tail.poll())
+    assert [tail.saw(number) for number in (1, 2, 3)] == [False, False, True]
+    again = tail_of(path, tail.follower.position)
+    append(path, ACCESS)
+    list(again.poll())
+    append(path, FAILED)
+    list(again.poll())
+    assert [again.saw(number) for number in (3, 4, 5)] == [False, False, True]
+    path.rename(f"{path}.1")
+    append(path, FAILED)
+    for _ in range(4):
+        list(again.poll())
+    assert again.saw(1)
+
+
 def test_the_year_of_a_line_is_that_of_its_reading(tmp_path):
     path = tmp_path / "server.log"
     path.write_text("INFO 11-29 10:00:00 core.py:5] hello\n")
