@@ -123,7 +123,7 @@ def step(name: str, **changes: object) -> Remedy:
     ("enough", "told"),
     [
         ((None, None, None), "prints steps 2, 3 and 4 together, for none is known to be enough"),
-        ((None, True, None), "prints step 3."),
+        ((None, True, None), "prints step 3, by these figures enough alone."),
     ],
 )
 def test_the_steps_that_are_printed_are_named(enough: tuple[bool | None, ...], told: str) -> None:
