@@ -11,6 +11,7 @@ from oomwatch.remedies.context import (
     floor_hundredth,
     floor_to,
 )
+from oomwatch.remedies.effects import kv_change_bytes
 from oomwatch.remedies.forecast import known_formats, only_flashinfer
 from oomwatch.units import GIB, MIB, format_bytes
 
@@ -33,10 +34,9 @@ def lower_share(context: Context) -> Draft | None:
     new = max(new, _least_share(context), 0.1)
     if new >= old:
         return None
-    total = context.total_bytes
-    missing = context.shortage_bytes
+    missing, left = context.shortage_bytes, _left_by(context, flag, old, new)
     lacked = f"; {format_bytes(missing)} were missing" if missing else ""
-    freed = f" (about {format_bytes((old - new) * total)}{lacked})" if total else ""
+    freed = f" (about {format_bytes(left)}{lacked})" if left else ""
     return Draft(
         id="lower-memory-share",
         title=f"Lower {flag} to {new:.2f}",
@@ -46,6 +46,19 @@ def lower_share(context: Context) -> Draft | None:
         set={flag: f"{new:.2f}"},
         reason="What is allocated outside the KV cache finds too little room beside it.",
     )
+
+
+def _left_by(context: Context, flag: str, old: float, new: float) -> float | None:
+    """What a lower share leaves: the same figure as the step's predicted effect."""
+    changes = {flag: f"{new:.2f}"}
+    found = context.forecast.of(changes) if context.forecast else None
+    if found is not None and found.freed_bytes:
+        return found.freed_bytes
+    moved = kv_change_bytes(changes, context)
+    if moved is not None:
+        return -moved
+    total = context.total_bytes
+    return (old - new) * total if total else None
 
 
 def _share_step(context: Context, old: float) -> float:

@@ -178,3 +178,22 @@ def test_fewer_gpus_that_hold_the_weights_are_named(length: int, said: str) -> N
     )
     assert found["more-ranks"].set == {"--tensor-parallel-size": "4"}
     assert said in found["more-ranks"].why
+
+
+def test_a_step_says_one_figure_of_what_it_leaves() -> None:
+    found = remedies(
+        "prefill_activation_peak",
+        values={"tried_bytes": 3 * GIB, "free_bytes": GIB},
+        engine="sglang",
+        version="0.5.4",
+        generation=None,
+        arguments={"--mem-fraction-static": "0.93"},
+        arguments_seen=True,
+        kv_bytes=None,
+        kv_tokens=None,
+        max_concurrency=None,
+    )
+    step = found["lower-memory-share"]
+    assert step.effect is not None
+    assert step.effect.freed_bytes
+    assert f"(about {step.effect.freed_bytes / GIB:.1f} GiB" in step.why
