@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from logtext import inputs_of
 
 from oomwatch.diagnose.judge import diagnose
-
-from logtext import inputs_of
 
 START = """\
 [2025-05-20 08:00:00] server_args=ServerArgs(model_path='/models/m', mem_fraction_static=0.87)
