@@ -35,6 +35,7 @@ from oomwatch.agent.messages import Mailbox, Reconfigured, TellingLines
 from oomwatch.agent.notifying import Notifier
 from oomwatch.agent.own_figures import OwnFigures
 from oomwatch.agent.own_usage import OwnUsageMeter
+from oomwatch.agent.repeat import keep_running
 from oomwatch.agent.retention import retention_of
 from oomwatch.agent.start_facts import StartFacts
 from oomwatch.config import Config, ConfigError, Loaded, load_config
@@ -211,17 +212,9 @@ class Agent:
         self._lease.close()
 
     def _thread(self, name: str, work: Callable[[], None]) -> None:
-        def guarded() -> None:
-            while not self._stop.is_set():
-                try:
-                    work()
-                except Exception:  # noqa: BLE001 - one fault must not end the agent
-                    _LOG.exception("the thread %s failed; it starts again", name)
-                    self._stop.wait(1.0)
-                else:
-                    return
-
-        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        thread = threading.Thread(
+            target=keep_running, args=(name, work, self._stop), name=name, daemon=True
+        )
         self._threads.append(thread)
         thread.start()
 
