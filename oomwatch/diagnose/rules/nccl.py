@@ -11,8 +11,9 @@ from typing import Final
 
 from oomwatch.diagnose.events import Failure
 from oomwatch.diagnose.facts import Facts, cite, cite_failure
+from oomwatch.diagnose.frames import find_stage
 from oomwatch.diagnose.rules.findings import NAMED_CHECK, NOTHING, STAGE, Rule, found
-from oomwatch.diagnose.rules.placing import shows_serving
+from oomwatch.diagnose.rules.placing import is_placed_by_lines, shows_serving
 from oomwatch.records import Evidence, Finding
 from oomwatch.units import GIB, format_bytes
 
@@ -32,7 +33,7 @@ def full_card(facts: Facts) -> Finding | None:
     if hit is not None:
         failure, _ = hit
         why = "(CUDA failure 2)"
-        confidence = 0.9
+        confidence = 0.9 if _is_at_start(facts, failure) else 0.65
     elif bare is not None and facts.failing("nccl.unsupported") is None:
         failure, _ = bare
         free = min((trend.low for trend in facts.series.gpu_free.values()), default=None)
@@ -59,6 +60,14 @@ def full_card(facts: Facts) -> Finding | None:
         if facts.series.holders
         else ("Which process holds the cards: NVML's process list.",),
     )
+
+
+def _is_at_start(facts: Facts, failure: Failure) -> bool:
+    """Whether a frame or the lines before place it where the ranks connect, and not behind the load."""
+    if find_stage(failure.frames, failure.paths) == "nccl":
+        return True
+    run = facts.run
+    return is_placed_by_lines(facts, failure) and run is not None and not run.reached("loaded")
 
 
 def _unexplained(facts: Facts, failure: Failure) -> Finding:

@@ -52,6 +52,11 @@ _EXPLAINED: Final[dict[str, Stage]] = {
     "vllm.weights_oom": "load",
 }
 """Lines that name the stage after the refusal."""
+CHOSEN_LINES: Final = 0.62
+"""Most confidence where only lines tell the stage, and the failure came without a frame: somebody chose
+the lines (``grep -i error``), and those that say that the server was ready may be among the rest."""
+_FRAMES_SILENT: Final = 0.78
+"""Most where the frames that came name no stage."""
 _WHOLE_POOL: Final = 0.97
 """The allocator holds this share of weights and KV cache: the cache is allocated already."""
 _QUANTIZED: Final = re.compile(
@@ -229,6 +234,16 @@ def _by_size(failure: Failure) -> Stage:
     if oom is not None and (oom.tried_bytes or 0) >= 1.5 * GIB:
         return "profile"
     return "load"
+
+
+def most_sure(facts: Facts, failure: Failure) -> float:
+    """The most confidence that what tells the stage allows."""
+    items = (failure, *facts.failures)
+    if any(find_stage(item.frames, item.paths) is not None for item in items):
+        return 1.0
+    if facts.said(*_EXPLAINED) is not None or facts.engine.engine not in ("vllm", "sglang"):
+        return 1.0  # the line says it; others write no tracebacks
+    return _FRAMES_SILENT if any(item.frames for item in items) else CHOSEN_LINES
 
 
 def _precedes(event: LogEvent, failure: Failure) -> bool:

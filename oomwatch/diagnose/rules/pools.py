@@ -157,7 +157,7 @@ def pool_allocation(facts: Facts) -> Finding | None:
     return found(
         facts,
         "kv_alloc_fail_prefill",
-        0.88 if not guessed else 0.55,
+        (0.88 if facts.engine.arguments_seen else 0.78) if not guessed else 0.55,
         f"The KV pool had no room for the next prefill chunk: {format_count(asked)} tokens asked, {format_count(available)} available"
         + (", none of them evictable." if full.get("evictable_tokens") == 0 else "."),
         evidence,

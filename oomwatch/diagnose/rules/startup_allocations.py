@@ -22,11 +22,13 @@ from oomwatch.diagnose.rules.device_limits import (
 )
 from oomwatch.diagnose.rules.findings import ARITHMETIC, NAMED_CHECK, STAGE, Rule, found
 from oomwatch.diagnose.rules.placing import (
+    CHOSEN_LINES,
     amount_of,
     gpu_failure,
     is_placed,
     is_placeless,
     is_quantized,
+    most_sure,
     stage_of,
 )
 from oomwatch.diagnose.rules.startup_checks import oom_values
@@ -81,6 +83,7 @@ def startup_allocation(facts: Facts) -> Finding | None:
     if stage in ("serving", "wake"):
         return None
     guessed = not is_placed(facts, failure)
+    most = most_sure(facts, failure)
     values = {**oom_values(failure), "stage": stage, "frame": telling_frame(failure.frames)}
     amount = amount_of(failure)
 
@@ -96,13 +99,17 @@ def startup_allocation(facts: Facts) -> Finding | None:
         return found(
             facts,
             cause,
-            min(confidence, _GUESS) if unsure else confidence,
+            min(confidence, _GUESS) if unsure else min(confidence, most),
             f"{sentence} ({amount}).",
             [*cite_failure(failure), *cite_arguments(facts.engine, flags)],
             strength=strength,
             values={**values, **more},
             order=failure.order,
-            unseen=("How far the start had come: the lines before the failure.",) if unsure else (),
+            unseen=("How far the start had come: the lines before the failure.",)
+            if unsure
+            else ("The frames of the traceback, and every line before it.",)
+            if most == CHOSEN_LINES
+            else (),
         )
 
     return (
@@ -261,7 +268,7 @@ def _by_stage(facts: Facts, failure: Failure, stage: Stage, say: Say) -> Finding
             )
         return say(
             "weights_dont_fit",
-            0.88,
+            0.88 if facts.engine.arguments_seen else 0.8,  # it may convert, or be the draft
             "The model's weights do not fit the card: memory ran out while they were loaded",
         )
     if stage == "kv" and "init_attention_backend" in "\n".join(failure.frames):
