@@ -65,7 +65,8 @@ def plain_segments(context: Context) -> Draft | None:
     return Draft(
         id="nccl-plain-segments",
         title="Let NCCL use plain shared memory",
-        why="NCCL takes its host memory from the CUDA driver, and cannot hand it over on this board.",
+        why="NCCL takes its host memory from the CUDA driver, and cannot hand it over on this "
+        "board.",
         cost="None.",
         action="Set NCCL_CUMEM_HOST_ENABLE=0 for every rank, and update NCCL when you can.",
         env={"NCCL_CUMEM_HOST_ENABLE": "0"},
