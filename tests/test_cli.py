@@ -138,7 +138,7 @@ ROWS = [
     Row("diagnose --log -", 1, (KV, "-:19"), (), Path(REFUSED).read_bytes()),
     Row("diagnose --log -", 0, UNDECIDED),
     Row("diagnose --log empty.log", 0, (*UNDECIDED, "empty.log")),
-    Row("diagnose --log -", 0, (*UNDECIDED, "standard input: empty")),
+    Row("diagnose --log -", 0, (*UNDECIDED, "standard input: nothing was written to it")),
     Row(f"{LOG} --kernel-log gone.txt -q", 1, (KV, "error  gone.txt: no such file")),
     Row(
         f"{LOG} --command 'vllm serve acme/Other-7B --max-model-len 4096'",
