@@ -149,7 +149,12 @@ def fewer_sequences(context: Context) -> Draft | None:
         )
     limit = context.number("seqs") or context.now_or_assumed(flag)
     running = context.number("running")
-    if limit is None or (running is not None and 0 < running <= 4):
+    few = (
+        running is not None
+        and 0 < running <= _LARGE_ONES
+        and context.finding.cause != "kv_slot_exhausted"
+    )
+    if limit is None or few:
         return None  # a few large requests: their number is not the lever
     base = min(limit, running) if running else limit
     new = power_of_two_below(base / (4 if base >= 1024 else 2))

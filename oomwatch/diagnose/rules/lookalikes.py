@@ -166,6 +166,8 @@ def _values(fields: Any) -> dict[str, Any]:
         "prompt_tokens": fields.get("prompt_tokens"),
         "unknown_arguments": fields.get("unknown"),
         "flag": fields.get("flag"),
+        "refused_type": fields.get("refused_type"),
+        "only_types": fields.get("only_types"),
         "reason": fields.get("why"),
     }
 
@@ -174,6 +176,8 @@ def _sentence(cause: str, failure: Failure, engine: EngineFacts) -> str:
     if cause == "bad_arguments":
         return refused_arguments(failure.message, engine.engine)
     text = _SAYS.get(cause, "The engine failed for another reason than memory.")
+    if failure.match("kernel.dtype") is not None:
+        return "A kernel does not support this data type on this card; the memory advice around it is generic."
     if cause == "gated_model":
         return refused_download(failure, engine.model) or text
     if cause == "config_error":
