@@ -384,6 +384,7 @@ class Detector:
             "resolution": {
                 "at": wall,
                 "serving_since": engine.serving_since,
+                "restarted": (engine.serving_since or 0.0) > incident.opened_at,
                 "command_changed": bool(before and after and list(before) != list(after)),
                 "command": list(after) if after else None,
             },

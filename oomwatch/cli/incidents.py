@@ -226,16 +226,17 @@ def aligned(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
 
 def _story(incident: StoredIncident, known: Acknowledgement | None) -> Iterator[str]:
     """What happened, a line each; what the report below says too is not said twice."""
+    from oomwatch.notify.message import resolution_of
+
     said = _sentence(incident) if incident.diagnosis else None
     for trigger in incident.triggers[:20]:
         text = "" if trigger.text in (said, None) else f": {trigger.text}"
         yield f"{_local(trigger.at)}  {trigger.kind}{text}"
     if known is not None:
         yield f"{_local(known.at)}  {_looked_after(known)}"
-    resolution = (incident.diagnosis or {}).get("resolution")
-    if resolution:
-        changed = "with other flags" if resolution.get("command_changed") else "unchanged"
-        yield f"{_local(incident.closed_at or 0)}  it serves again, {changed}"
+    over = resolution_of(incident)
+    if over is not None:
+        yield f"{_local(incident.closed_at or 0)}  {over}"
 
 
 def _looked_after(known: Acknowledgement) -> str:

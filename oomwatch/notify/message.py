@@ -105,7 +105,7 @@ def _notice(
         headline=_headline(incident, cause, lang),
         opened_at=incident.opened_at,
         closed_at=incident.closed_at,
-        resolution=_resolution(incident, lang),
+        resolution=resolution_of(incident, lang),
         engine_id=clean_text(incident.engine_id, 120) if incident.engine_id else None,
         engine=engine.fork or engine.engine if engine else None,
         version=clean_text(engine.version, 40) if engine and engine.version else None,
@@ -181,11 +181,14 @@ def _why(
     return "".join(f"{text} " if text[-1:] < "\u3000" else text for text in said).strip() or None
 
 
-def _resolution(incident: StoredIncident, lang: Language) -> str | None:
+def resolution_of(incident: StoredIncident, lang: Language = "en") -> str | None:
+    """How it ended, in a sentence; None of one that is not over, or whose end is not known."""
     told = (incident.diagnosis or {}).get("resolution")
     if incident.state != "closed" or not isinstance(told, Mapping):
         return None
-    return words(lang)["cured" if told.get("command_changed") else "serves_again"]
+    if told.get("command_changed"):
+        return words(lang)["cured"]
+    return words(lang)["serves_again" if told.get("restarted", True) else "served_on"]
 
 
 def remedy_notices(

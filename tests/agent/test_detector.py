@@ -584,6 +584,7 @@ def test_a_restart_loop_is_one_incident_until_it_serves(rig):
     one = run.only()
     assert one.state == "closed"
     assert one.diagnosis["resolution"]["command_changed"] is True
+    assert one.diagnosis["resolution"]["restarted"] is True
 
 
 def test_the_verdict_on_a_failure_is_not_that_on_an_earlier_one(rig):
@@ -775,7 +776,10 @@ def test_a_pool_that_fills_is_forecast_and_told_of_as_one(rig):
     assert "full and rising" in risk["summary"]
     assert "--gpu-memory-utilization" in json.dumps(risk["remedies"])
     run.go(200, lambda: run.page(kv_usage_ratio=0.2))
-    assert run.only().state == "closed"
+    over = run.only()
+    assert over.state == "closed"
+    assert over.diagnosis is not None
+    assert over.diagnosis["resolution"]["restarted"] is False
 
 
 def test_the_driver_is_silent_until_it_sweeps_again(rig):

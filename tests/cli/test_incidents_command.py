@@ -210,7 +210,7 @@ def test_it_says_with_what_it_was_over(stored):
     told = {**to_json(diagnosis()), "resolution": {"at": AT + 90, "command_changed": True}}
     closed = {"state": "closed", "closed_at": AT + 90}
     path = stored(incident("aaa111", AT, diagnosis=told, **closed))
-    assert "it serves again, with other flags" in run("show", "--store", path).output
+    assert "It serves again, with other flags." in run("show", "--store", path).output
 
 
 @pytest.mark.parametrize(

@@ -198,10 +198,17 @@ def test_the_runbook(base, url):
     assert told(stored(), runbook_base=base).runbook_url is None
 
 
-@pytest.mark.parametrize(("changed", "says"), [(True, "other flags"), (False, "same flags")])
-def test_how_it_ended(changed, says):
+@pytest.mark.parametrize(
+    ("resolution", "says"),
+    [
+        ({"command_changed": True, "restarted": True}, "other flags"),
+        ({"command_changed": False, "restarted": True}, "same flags"),
+        ({"command_changed": False}, "same flags"),  # stored before it was noted
+        ({"command_changed": False, "restarted": False}, "was not restarted"),
+    ],
+)
+def test_how_it_ended(resolution, says):
     incident = stored(diagnosis=failure(), state="closed", closed_at=AT + 60)
-    resolution = {"command_changed": changed}
     incident = dataclasses.replace(
         incident, diagnosis={**incident.diagnosis, "resolution": resolution}
     )
