@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from oomwatch.engines import flags, versions
@@ -14,6 +15,7 @@ from oomwatch.remedies.unknowns import without_guesses
 
 MOST: Final = 7
 """Remedies of one finding: more than this nobody reads."""
+_FLAG: Final = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 
 
 def finish(draft: Draft, context: Context, direction: Direction) -> Remedy | None:
@@ -88,21 +90,37 @@ def _twin(flag: str) -> str:
 def _spelled(wanted: Mapping[str, Any], context: Context) -> dict[str, Any] | None:
     """The settings as this version writes them; None where it lacks one of them.
 
-    Where only a span of releases is known, as the newest of them writes that has them all.
+    Where only a span of releases is known, as the newest of them writes that has them all. Where
+    the version is not known, a spelling that the engine's own message has is preferred to others.
     """
     name = context.name or ""
     first, last = context.engine.version_since, context.engine.version_until
-    bounded = context.version is None and not context.is_fork and (first or last)
-    if not bounded:
-        return _written(name, _spelling_version(context), wanted)
+    if context.version is None and not context.is_fork and versions.sampled(name):
+        printed = _printed(context)
+        ways = list(_ways(name, first, last, wanted))
+        best = max(ways, key=lambda written: len(printed & written.keys()), default=None)
+        if first or last or (best is not None and printed & best.keys()):
+            return best
+    return _written(name, _spelling_version(context), wanted)
+
+
+def _ways(
+    name: str, first: str | None, last: str | None, wanted: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """How the releases of a span write the settings, the newest that have them all first."""
     for release in reversed(versions.between(name, first, last)):
         at = ".".join(map(str, release))
         written = _written(name, at, wanted)
         if written is not None and not any(
             flags.check_flag(name, at, flag, value) for flag, value in written.items()
         ):
-            return written
-    return None
+            yield written
+
+
+def _printed(context: Context) -> frozenset[str]:
+    """The options that stand in the lines a finding rests on."""
+    texts = (evidence.text or "" for evidence in context.finding.evidence)
+    return frozenset(flag for text in texts for flag in _FLAG.findall(text))
 
 
 def _written(name: str, at: str | None, wanted: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -64,11 +64,15 @@ def _graphs_to_come(context: Context) -> float | None:
 
 
 def _captures_less(changes: Mapping[str, Any], context: Context) -> bool | None:
-    """Whether all graphs that are left take less than those that were captured already."""
-    if any(changes.get(flag) is True for flag in _GRAPHS_OFF):
+    """Whether all graphs that are left take less than those that were captured already.
+
+    Where nobody knows what the graphs take, no step has figures: then going without them, which
+    costs the most speed, is not preferred to leaving more room.
+    """
+    graphs = context.forecast.graph_bytes(changes) if context.forecast else None
+    if graphs is not None and any(changes.get(flag) is True for flag in _GRAPHS_OFF):
         return True
     captured = context.number("private_pool_bytes")
-    graphs = context.forecast.graph_bytes(changes) if context.forecast else None
     return True if captured and graphs is not None and graphs <= captured else None
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from oomwatch.causes import CAUSES, class_of
 from oomwatch.engines import versions
 from oomwatch.engines.flags import check_flag
-from oomwatch.records import EngineFacts, Finding
+from oomwatch.records import EngineFacts, Evidence, Finding
 from oomwatch.remedies.catalog import prescribe
 
 ALL_CAUSES = [cause for causes in CAUSES.values() for cause in causes]
@@ -73,3 +75,18 @@ def test_steps_that_a_release_before_the_span_needed_are_not_offered():
         None,
         "fp8_e5m2",
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "flag"),
+    [
+        ("2. set --cuda-graph-max-bs to a smaller value (e.g., 16)", "--cuda-graph-max-bs"),
+        ("2. set --cuda-graph-max-bs-decode to a smaller value", "--cuda-graph-max-bs-decode"),
+        ("CUDA out of memory", "--cuda-graph-max-bs-decode"),
+    ],
+)
+def test_an_option_is_spelled_as_the_message_spells_it(text, flag):
+    said = (Evidence(source="log", where="a.log:1", text=text),)
+    capture = dataclasses.replace(finding("cuda_graph_capture"), evidence=said)
+    remedies = prescribe(capture, EngineFacts(id="e", engine="sglang"))
+    assert [list(r.set) for r in remedies if r.id == "fewer-graphs"] == [[flag]]
