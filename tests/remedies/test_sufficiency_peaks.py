@@ -111,10 +111,8 @@ def test_graphs_still_to_come_have_to_fit_as_well(captured: float, enough: bool 
     assert found["no-cuda-graphs"].enough
 
 
-def test_going_without_graphs_does_not_pass_over_a_lower_share_where_their_size_is_unknown() -> (
-    None
-):
-    values = {"tried_bytes": 1.0, "free_bytes": 0.5, "total_bytes": 23.5}
+def test_going_without_graphs_of_unknown_size_does_not_pass_over_a_lower_share() -> None:
+    values = {"tried_bytes": 1.0, "free_bytes": 0.5, "total_bytes": 44.39}
     unnamed = {**CAPTURE, "model": None, "version": None}
     found = remedies("cuda_graph_capture", values, {SHARE: "0.97"}, **unnamed)
     assert found["no-cuda-graphs"].set
