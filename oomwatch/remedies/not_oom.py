@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from oomwatch.remedies import moves_disk as disk
 from oomwatch.remedies import moves_load as load
 from oomwatch.remedies import moves_model as model
 from oomwatch.remedies.actions import act, upgrade
@@ -120,6 +121,13 @@ FIND_SENDER: Final = act(
     "Check the kernel log, the unit or container events and the shell that started the server: a "
     "signal ended it.",
     why="The process was ended from outside and wrote no error.",
+)
+READ_FIRST: Final = act(
+    "read-first-error",
+    "Read the earliest error",
+    "Read the earliest error of any process in the log; upgrade or report it. Memory did not run "
+    "out.",
+    why="It failed for another reason than memory.",
 )
 
 
@@ -382,12 +390,6 @@ PLANS: Final[dict[str, Plan]] = {
         ),
     ),
     "not_oom_other": _just(
-        act(
-            "read-first-error",
-            "Read the earliest error",
-            "Read the earliest error of any process in the log; upgrade or report it. Memory did "
-            "not run out.",
-            why="It failed for another reason than memory.",
-        ),
+        lambda context: disk.writable_disk(context) or READ_FIRST(context),
     ),
 }

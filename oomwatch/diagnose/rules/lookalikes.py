@@ -10,6 +10,7 @@ from oomwatch.diagnose.facts import Facts, cite, cite_failure
 from oomwatch.diagnose.frames import find_stage, telling_frame
 from oomwatch.diagnose.points import points_of
 from oomwatch.diagnose.rules.arguments import refused_arguments
+from oomwatch.diagnose.rules.disks import refused_by_disk
 from oomwatch.diagnose.rules.downloads import refused_download
 from oomwatch.diagnose.rules.findings import (
     COUNTERS,
@@ -138,16 +139,18 @@ def named(facts: Facts) -> Finding | None:
     if cause == "rpc_timeout_hang" and waits_for_transfer(facts):
         cause = "kv_transfer_fail"
     request = not fatal
+    disk = refused_by_disk(failure) or ("", {})
     return found(
         facts,
         cause,
         0.9 if cause not in ("config_error", "rpc_timeout_hang") else 0.82,
-        _sentence(cause, failure, facts.engine),
+        disk[0] or _sentence(cause, failure, facts.engine),
         [*cite_failure(failure), *(ring_evidence(facts) if cause == "rpc_timeout_hang" else ())],
         strength=REQUEST if request else NAMED_CHECK,
         order=None if request else failure.order,
         values={
             **_values(fields),
+            **disk[1],
             "no_repository": refused_download(failure, None) is not None,
             "frame": telling_frame(failure.frames),
             "stage": find_stage(failure.frames),
