@@ -229,6 +229,19 @@ class Context:
         return tokens / length if tokens and length else None
 
     @property
+    def second_pool(self) -> str | None:
+        """What a hybrid model's pool beside the main one is called, where that is what is full."""
+        return {"mamba": "state pool", "swa": "window pool"}.get(
+            str(self.finding.values.get("pool"))
+        )
+
+    @property
+    def state_slots(self) -> float | None:
+        """State slots of a hybrid model, where they were set and are what ran out."""
+        full = self.name == "sglang" and self.second_pool == "state pool"
+        return self.now("--max-mamba-cache-size") if full else None
+
+    @property
     def shortage_bytes(self) -> float | None:
         """How much more the failed allocation wanted than was free."""
         tried, free = self.number("tried_bytes"), self.number("free_bytes")

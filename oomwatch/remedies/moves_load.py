@@ -119,8 +119,8 @@ def _smaller_batch_in_words(context: Context) -> Draft | None:
 def chunk_below_pool(context: Context) -> Draft | None:
     """A prefill chunk that fits what the KV pool has free (SGLang)."""
     flag = "--chunked-prefill-size"
-    if context.name != "sglang":
-        return None
+    if context.name != "sglang" or context.second_pool == "state pool":
+        return None  # a state takes one slot, however long the chunk is
     old = context.now_or_assumed(flag) or 0
     free = context.number("available_tokens")
     new = power_of_two_below(min(old / 2, free) if free else old / 2)
@@ -175,16 +175,19 @@ def fit_sequences_to_pool(context: Context) -> Draft | None:
     if limit is None:
         return None
     running, held = context.number("running"), context.max_concurrency
-    if context.finding.cause == "kv_saturation" and running and running <= _LARGE_ONES:
-        return None  # a few large requests, and none was preempted
+    few = running is not None and 0 < running <= _LARGE_ONES
+    if few and (context.finding.cause == "kv_saturation" or context.second_pool == "state pool"):
+        return None  # few requests, and none was preempted: their number is not the lever
     base = min(limit, running) if running else limit
     new = int(base * 0.75) if running else int(base / 2)
     new = floor_to(new, 8) if new >= 32 else max(new, 1)
     if held and held > new:
         new = math.floor(held)
-    if new >= limit:
+    slots = context.state_slots
+    if new >= limit or (slots and new >= slots):
         return None
-    return _sequences(context, flag, new, "the KV cache does not hold what runs at once")
+    pool = context.second_pool or "KV cache"
+    return _sequences(context, flag, new, f"the {pool} does not hold what runs at once")
 
 
 def fit_sequences_to_states(context: Context) -> Draft | None:
@@ -205,9 +208,9 @@ def fit_sequences_to_states(context: Context) -> Draft | None:
 
 
 def _sequences(context: Context, flag: str, new: int, reason: str) -> Draft | None:
-    old = context.now(flag)
-    if new < 1 or (old is not None and new >= old):
-        return None
+    old, running = context.now(flag), context.number("running")
+    if new < 1 or (old is not None and new >= old) or (running and new >= running):
+        return None  # a cap above what ran would not have acted
     return Draft(
         id="fewer-sequences",
         title=f"Run at most {new} requests at once",

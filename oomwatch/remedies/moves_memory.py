@@ -111,6 +111,8 @@ def raise_share(context: Context) -> Draft | None:
     if context.pinned_kv:
         return raise_pinned_kv(context)
     flag = context.flag("share")
+    if context.state_slots:
+        return None  # their number is fixed, whatever the share is
     if flag is None or context.name not in ("vllm", "sglang", "lmdeploy"):
         return None
     old = context.now_or_assumed(flag)
@@ -120,6 +122,8 @@ def raise_share(context: Context) -> Draft | None:
     total, known = context.total_bytes, context.knows(flag)
     gained = f", about {format_bytes((new - old) * total)} a GPU" if total else ""
     gets = "The KV cache gets what the share"
+    if context.second_pool:
+        gets = f"The {context.second_pool} and the KV cache get what the share"
     return Draft(
         id="raise-memory-share",
         title=f"Raise {flag} to {new:.2f}",

@@ -439,6 +439,20 @@ def test_expandable_segments_only_with_reserved_memory(
     assert (remedy.env if remedy else None) == expected
 
 
+def test_a_full_state_pool_has_steps_that_act_on_states() -> None:
+    cause, ratio = "kv_alloc_fail_hybrid_state", {"--mem-fraction-static": "0.85"}
+    counted = engine("sglang", "0.5.15", arguments={**ratio, "--max-mamba-cache-size": "28"})
+    # 28 slots whatever the share; no cap above them acts, nor one above the few that ran.
+    assert set(by_id(cause, counted, pool="mamba")) == {"more-state-slots", "upgrade"}
+    few = by_id(cause, engine("sglang", "0.5.15", arguments=ratio), pool="mamba", running=1)
+    assert "fewer-sequences" not in few
+    found = by_id(cause, engine("sglang", "0.5.15", arguments=ratio), pool="mamba", running=64)
+    assert "chunk-below-pool" not in found
+    assert found["fewer-sequences"].set == {"--max-running-requests": "48"}
+    assert found["fewer-sequences"].why.startswith("The state pool does not hold")
+    assert found["raise-memory-share"].why.startswith("The state pool and the KV cache get")
+
+
 def test_sglang_takes_its_own_figure_and_pools() -> None:
     facts = engine(
         "sglang", "0.5.15", arguments={"--mem-fraction-static": "0.8", "--page-size": "64"}

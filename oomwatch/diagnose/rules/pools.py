@@ -196,6 +196,7 @@ def state_pool(facts: Facts) -> Finding | None:
     if hit is None:
         return None
     failure, _ = hit
+    load = facts.load_before(failure.line)
     return found(
         facts,
         "kv_alloc_fail_hybrid_state",
@@ -204,7 +205,12 @@ def state_pool(facts: Facts) -> Finding | None:
         cite_failure(failure),
         strength=NAMED_CHECK,
         order=failure.order,
-        values={"pool": "mamba", "hybrid": True, "stage": "serving"},
+        values={
+            "pool": "mamba",
+            "hybrid": True,
+            "stage": "serving",
+            "running": load.running if load else None,
+        },
     )
 
 
