@@ -21,7 +21,7 @@ def act(
     """A step that only says what to do; ``{engine}`` becomes the engine's name."""
 
     def move(context: Context) -> Draft:
-        named = {"engine": context.label}
+        named = {"engine": context.engine.fork or context.label}
         return Draft(
             id=id,
             title=title.format_map(named),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from oomwatch.remedies import moves_disk as disk
-from oomwatch.remedies import moves_load as load
+from oomwatch.remedies import moves_kernel as kernel
 from oomwatch.remedies import moves_model as model
 from oomwatch.remedies.actions import act, upgrade
 from oomwatch.remedies.context import Context, Draft, Move
@@ -136,17 +136,7 @@ def _just(*moves: Move) -> Plan:
 
 
 PLANS: Final[dict[str, Plan]] = {
-    "illegal_memory_access": _just(
-        act(
-            "find-failing-kernel",
-            "Upgrade, and find the failing kernel",
-            "Upgrade {engine}; if it persists run once with CUDA_LAUNCH_BLOCKING=1 and report the "
-            "kernel, or try another attention backend.",
-            why="A kernel read outside its buffer: a defect, not a lack of memory.",
-            env={"CUDA_LAUNCH_BLOCKING": "1"},
-        ),
-        load.eager,
-    ),
+    "illegal_memory_access": _just(kernel.failing_kernel, kernel.without_graphs),
     "rpc_timeout_hang": _just(
         act(
             "find-hung-rank",

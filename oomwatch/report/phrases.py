@@ -224,8 +224,20 @@ def printed_steps(remedies: Sequence[Remedy], printer: str, texts: Mapping[str, 
     key = "several.one" if len(steps) == 1 else "several.together"
     if any(remedies[int(step) - 1].enough for step in steps):
         key = "several.enough"  # chosen as the first that is
+    flags = any(remedy.set or remedy.unset for remedy in remedies if id(remedy) in chosen)
+    if not flags:
+        printer = _for_variables(printer)
+    elif printer.startswith("--") and any(r.env for r in remedies if id(r) in chosen):
+        printer += texts["printer.env"]
     last = texts["and"].join(filter(None, (texts["comma"].join(steps[:-1]), steps[-1])))
     return texts[key].format(printer=printer, steps=last)
+
+
+def _for_variables(printer: str) -> str:
+    """What prints variables alone: where there is no command to put them before, no flags do."""
+    if printer.endswith("`"):
+        return f"{printer[:-1]} --format env`"
+    return printer.replace("--format args", "--format env")
 
 
 def reason(remedy: Remedy) -> str:

@@ -132,3 +132,18 @@ def test_the_steps_that_are_printed_are_named(enough: tuple[bool | None, ...], t
     steps += [step(n, set={n: "1"}, enough=e) for n, e in zip(names, enough, strict=True)]
     assert told in phrases.printed_steps(steps, "--format args", TEXTS)
     assert phrases.printed_steps(steps[:1] * 2, "x", TEXTS) == "Alternatives, the best first."
+
+
+@pytest.mark.parametrize(
+    ("printer", "named"),
+    [("--format args", "--format env prints"), ("`x flags 3`", "`x flags 3 --format env` prints")],
+)
+def test_variables_alone_are_printed_by_what_prints_variables(printer: str, named: str) -> None:
+    steps = [step("find", env={"A": "1"}), step("no-cuda-graphs", set={"--enforce-eager": True})]
+    assert named in phrases.printed_steps(steps, printer, TEXTS)
+
+
+def test_beside_flags_it_is_said_what_prints_the_variables() -> None:
+    steps = [step("find", env={"A": "1"}, set={"--a": "1"}), step("upgrade")]
+    told = phrases.printed_steps(steps, "--format args", TEXTS)
+    assert "--format args (variables: --format env) prints step 1." in told

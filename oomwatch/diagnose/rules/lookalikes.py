@@ -22,10 +22,11 @@ from oomwatch.diagnose.rules.findings import (
 )
 from oomwatch.diagnose.rules.hangs import SAYS as SAYS_HANGS
 from oomwatch.diagnose.rules.hangs import ring_evidence, waits_for_transfer
+from oomwatch.engines.accelerators import ACCELERATORS, accelerator_of
 from oomwatch.records import EngineFacts, Finding
 
 _SAYS: Final[dict[str, str]] = {
-    "illegal_memory_access": "A CUDA kernel accessed memory it may not: a bug in a kernel or faulty hardware, not a lack of memory.",
+    "illegal_memory_access": "{kernel} accessed memory it may not: a bug in a kernel or faulty hardware, not a lack of memory.",
     "rpc_timeout_hang": SAYS_HANGS,
     "gpu_hw_fault": "The GPU failed (launch failure or uncorrectable error): hardware, not memory size.",
     "engine_assertion": "The engine failed on one of its own checks or an index: a bug; load may have triggered it, memory did not run out.",
@@ -140,17 +141,20 @@ def named(facts: Facts) -> Finding | None:
         cause = "kv_transfer_fail"
     request = not fatal
     disk = refused_by_disk(failure) or ("", {})
+    card = accelerator_of(pattern.id, failure.message)
     return found(
         facts,
         cause,
         0.9 if cause not in ("config_error", "rpc_timeout_hang") else 0.82,
-        disk[0] or _sentence(cause, failure, facts.engine),
+        disk[0]
+        or _sentence(cause, failure, facts.engine).replace("{kernel}", ACCELERATORS[card].kernel),
         [*cite_failure(failure), *(ring_evidence(facts) if cause == "rpc_timeout_hang" else ())],
         strength=REQUEST if request else NAMED_CHECK,
         order=None if request else failure.order,
         values={
             **_values(fields),
             **disk[1],
+            "accelerator": card if cause == "illegal_memory_access" else None,
             "no_repository": refused_download(failure, None) is not None,
             "frame": telling_frame(failure.frames),
             "stage": find_stage(failure.frames),

@@ -33,6 +33,7 @@ TEXTS: Final = {
     "enough alone.",
     "several.together": "Alternatives, the best first; {printer} prints steps {steps} together, "
     "for none is known to be enough alone.",
+    "printer.env": " (variables: --format env)",
     "comma": ", ",
     "and": " and ",
     "alternatives": "Less likely",

@@ -29,6 +29,7 @@ TEXTS: Final = {
     "several.enough": "各项任选其一，最好的排在最前；{printer} 输出第 {steps} 项，按这些数值单独即足够。",
     "several.together": "各项任选其一，最好的排在最前；"
     "没有哪一项确定单独足够，因此 {printer} 一并输出第 {steps} 项。",
+    "printer.env": "（环境变量用 --format env）",
     "comma": "、",
     "and": "、",
     "alternatives": "可能性较低的原因",

@@ -9,6 +9,7 @@ REASONS: Final = {
     "A chunk has to find free KV slots for all its tokens at once.": "一个分块的所有 token 要同时找到空闲的 KV 槽位。",
     "A collective timed out.": "集合通信超时。",
     "A kernel failed to compile; sizes printed just before have nothing to do with it.": "有 kernel 编译失败；在它之前打印的大小与此无关。",
+    "Inside a graph the failing kernel is not named, and some faults come only there.": "在图里看不出是哪个 kernel 出错，有些错误也只在图里出现。",
     "A kernel read outside its buffer: a defect, not a lack of memory.": "kernel 读越界：这是缺陷，不是显存不足。",
     "A kernel refused the shape; the list of memory remedies around it is generic.": "kernel 不支持该形状；报错里附带的那些省显存建议只是通用说明。",
     "A pinned size is not checked against what is free.": "固定的大小不会与空闲显存比较。",
