@@ -185,7 +185,7 @@ def run(options: dict[str, Any]) -> bool:
     elif form == "text":
         _print_text(options, given, now, answer, parsed=parsed, found=found, refused=refused)
     else:
-        _check_that_it_starts(now, answer, refused)
+        _check_that_it_starts(given, now, answer, refused)
         click.echo(_configuration(form, given, now, answer, parsed), nl=False)
     return refused is None and (now.fits if answer is None else answer.reached)
 
@@ -310,16 +310,22 @@ def _print_text(
     )
 
 
-def _check_that_it_starts(now: Plan, answer: Answer | None, refused: str | None) -> None:
+def _check_that_it_starts(
+    given: PlanInput, now: Plan, answer: Answer | None, refused: str | None
+) -> None:
     """Raise NoStartError where a configuration to run would be one that does not run."""
+    from oomwatch.memory.goals import goal_that_starts
     from oomwatch.memory.text import requests
 
     chosen = answer.plan if answer is not None else now
     if not chosen.fits:
-        raise NoStartError(
-            f"this would not start ({chosen.refusal}): {chosen.refusal_text}; "
-            "add --goal concurrency=1 for flags that do"
+        goal = goal_that_starts(given, now)
+        way = (
+            f"add --goal {goal} for flags that do"
+            if goal
+            else "no combination of flags does on this card"
         )
+        raise NoStartError(f"this would not start ({chosen.refusal}): {chosen.refusal_text}; {way}")
     if answer is not None and not answer.reached:
         raise NoStartError(
             f"the goal is out of reach here: {requests(chosen)} at most (--goal concurrency=max)"

@@ -14,7 +14,8 @@ def own_flags(given: PlanInput, parsed: ServerCommand) -> list[str]:
     """A sentence for each of the command's own flags that is wrong."""
     from oomwatch.remedies.advice import wrong_flags
 
-    return list(dict.fromkeys((*parsed.problems[:5], *wrong_flags(_facts(given, parsed)))))
+    problems = [_with_nearest(problem, given.engine) for problem in parsed.problems[:5]]
+    return list(dict.fromkeys((*problems, *wrong_flags(_facts(given, parsed)))))
 
 
 def refused_flag(given: PlanInput, parsed: ServerCommand) -> str | None:
@@ -37,15 +38,24 @@ def refused_flag(given: PlanInput, parsed: ServerCommand) -> str | None:
         if flag in foreign:
             return f"{flag} is no option of {given.engine}: {foreign[flag]}"
         if given.version_assumed and (problem := find_option(given.engine, None, flag).problem):
-            return problem
+            return _with_nearest(problem, given.engine)
         listed = given.engine == "vllm" or is_memory_option(given.engine, flag)
         if not known or not listed or isinstance(value, list | dict):
             continue
         typed = "--no-" + flag[2:] if value is False else flag
         reason = check_flag(given.engine, given.version, typed, True if value is False else value)
         if reason is not None:
-            return reason
+            return _with_nearest(reason, given.engine)
     return None
+
+
+def _with_nearest(problem: str, engine: str) -> str:
+    """A sentence that begins with a flag, with the flag that was meant where no release has it."""
+    from oomwatch.engines.options import nearest_option
+
+    flag, _, said = problem.partition(" ")
+    near = nearest_option(engine, flag) if "not an option" in said else None
+    return f"{problem}; did you mean {near}?" if near else problem
 
 
 def _facts(given: PlanInput, parsed: ServerCommand) -> EngineFacts:

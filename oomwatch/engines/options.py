@@ -152,6 +152,15 @@ def find_option(engine: str, version: str | None, name: str) -> Option:
     )
 
 
+def nearest_option(engine: str, flag: str) -> str | None:
+    """The option that was probably meant by one that no release has; None where none is near."""
+    import difflib  # noqa: PLC0415 - only for an option that is not known
+
+    known = versions.table(engine)["flags"] if versions.sampled(engine) else {}
+    near = [] if flag in known else difflib.get_close_matches(flag, known, n=1, cutoff=0.8)
+    return near[0] if near else None
+
+
 def is_memory_option(engine: str, flag: str) -> bool:
     """Whether the engine's table has an option, by its canonical name, at any release."""
     return flag in versions.table(engine)["flags"]

@@ -2,7 +2,8 @@
 
 A goal is a number of requests at a length (``concurrency=64``), or as much as possible of one of
 both (``context=max``, ``concurrency=max``). Candidates are tried in the order of what they cost a
-user: budget first, then batch sizes, then cache precision, then more GPUs.
+user: budget first, then batch sizes, then cache precision, then more GPUs. Where none of them
+starts, they are tried again with FP8 weights, which a 16-bit checkpoint can be loaded as.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from oomwatch.engines import versions
 from oomwatch.engines.flags import check_flag
 from oomwatch.errors import NoStartError, UsageError
 from oomwatch.memory.planner import Plan, PlanInput, change, plan
@@ -26,6 +28,13 @@ _IDLE: Final = 0.01
 """A flag that brings less than this part of the goal is left out of an answer."""
 _MOST_UTILIZATION: Final = 0.93
 """Beyond it what the profile run does not see (NCCL, late allocations) has no room left."""
+
+_FP8: Final = {"--quantization": "fp8"}
+_FP8_CARD: Final = (8, 9)
+"""The first NVIDIA cards that compute in FP8."""
+_FP8_BY_LAYER: Final = "0.15.0"
+"""vLLM from here on converts each layer as it is read (its pull request 31914); before that the
+whole model has to fit in 16 bits first, as with SGLang, which converts after loading."""
 
 Option = tuple[Mapping[str, Any], int]
 
@@ -72,7 +81,53 @@ def parse_goal(text: str, context: int | None, default_context: int) -> Goal:
 
 
 def reach(given: PlanInput, now: Plan, goal: Goal) -> Answer:
-    """The best configuration for `goal`; without a solution, the one that comes nearest."""
+    """The best configuration for `goal`; without a solution, the one that comes nearest.
+
+    Raises NoStartError where no combination of flags starts.
+    """
+    answer = _reach(given, now, goal)
+    if answer is None and _can_convert(given, now):
+        converted = change(given, _FP8)
+        answer = _reach(converted, plan(converted), goal)
+        if answer is not None:
+            said = "--quantization fp8: small quality loss; check on your data"
+            answer = dataclasses.replace(
+                answer, set={**_FP8, **answer.set}, caveats=(said, *answer.caveats)
+            )
+    if answer is None:
+        raise NoStartError(
+            "no combination of flags makes this start on this card; "
+            "use more GPUs, a smaller or quantized model, or a shorter context"
+        )
+    return answer
+
+
+def goal_that_starts(given: PlanInput, now: Plan) -> str | None:
+    """The ``--goal`` whose flags make a command start that does not; None where no flags do."""
+    for text in ("concurrency=1", "context=max"):
+        try:
+            if reach(given, now, parse_goal(text, None, now.settings.max_model_len)).reached:
+                return text
+        except NoStartError:
+            continue
+    return None
+
+
+def _can_convert(given: PlanInput, now: Plan) -> bool:
+    """Whether the weights are of 16 bits, and the release makes them FP8 on this card."""
+    card, engine = given.device.compute_capability, now.settings.engine
+    if given.model.quantization or now.settings.quantization or given.device.vendor != "nvidia":
+        return False
+    if card is None or card < _FP8_CARD:
+        return False
+    by_layer = engine == "vllm" and versions.at_least(given.version, _FP8_BY_LAYER)
+    if now.refusal == "weights_dont_fit" and not by_layer:
+        return False
+    return given.version is None or not check_flag(engine, given.version, *next(iter(_FP8.items())))
+
+
+def _reach(given: PlanInput, now: Plan, goal: Goal) -> Answer | None:
+    """The answer for `goal` without another format of the weights; None where nothing starts."""
     best: tuple[float, Answer] | None = None
     for flags, _ in itertools.islice(_candidates(given, now, goal), _MOST_CANDIDATES):
         found = _tried(given, now, goal, flags)
@@ -84,10 +139,7 @@ def reach(given: PlanInput, now: Plan, goal: Goal) -> Answer:
         if best is None or value > best[0] * 1.001:
             best = (value, answer)
     if best is None:
-        raise NoStartError(
-            "no combination of flags makes this start on this card; "
-            "use more GPUs, a smaller or quantized model, or a shorter context"
-        )
+        return None
     answer = _without_idle_flags(given, now, goal, best)
     return _with_caveats(given, now, dataclasses.replace(answer, reached=goal.wants_most))
 

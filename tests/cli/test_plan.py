@@ -265,6 +265,26 @@ def test_a_refused_flag_is_the_first_thing_said():
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("release", [(), ("--engine-version", "0.11.0")])
+def test_the_flag_that_was_meant_is_named(release):
+    words = ("--gpu", "h100", *release, "--", *QWEN, "--max-model-lenn", "4096")
+    assert "did you mean --max-model-len?" in " ".join(oomwatch_plan(*words).stdout.split())
+    assert "did you mean --max-model-len?" in oomwatch_plan("--format", "args", *words).stderr
+    assert "did you mean --max-model-len?" in " ".join(plan_json(*words)["advice"])
+
+
+@pytest.mark.parametrize(
+    ("card", "way"), [("l40s", "--goal concurrency=1"), ("l4", "no combination")]
+)
+def test_flags_are_promised_only_where_there_are_some(card, way):
+    server = ("--", "vllm", "serve", "Qwen/Qwen3-32B")
+    done = oomwatch_plan("--gpu", card, "--format", "args", *server)
+    assert way in done.stderr
+    if "--goal" in way:
+        line = oomwatch_plan("--gpu", card, *way.split(), "--format", "args", *server)
+        assert "--quantization fp8" in line.stdout
+
+
 def test_a_goal_out_of_reach_is_said_so_without_flags_that_change_nothing():
     goal = ("--gpu-count", "1", "--gpu", "h100", "--goal", "concurrency=1000", "--context", "40960")
     done = oomwatch_plan(*goal, "--", "vllm", "serve", "Qwen/Qwen3-32B")

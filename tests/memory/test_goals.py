@@ -1,7 +1,7 @@
 import pytest
 
 from oomwatch.errors import UsageError
-from oomwatch.memory.goals import Goal, parse_goal, reach
+from oomwatch.memory.goals import Goal, goal_that_starts, parse_goal, reach
 from oomwatch.memory.planner import change, plan
 
 
@@ -83,3 +83,29 @@ def test_flags_that_bring_nothing_are_left_out_of_the_nearest(given):
     for flag in set(answer.set) - {"--max-model-len"}:
         fewer = {other: value for other, value in answer.set.items() if other != flag}
         assert plan(change(item, fewer)).max_concurrency < 0.99 * answer.plan.max_concurrency
+
+
+def test_weights_in_fp8_are_tried_where_nothing_else_starts(given):
+    answer = solve(given("qwen3-32b", "l40s", version="0.19.0", gpu_count=1), Goal(1.0, 16384))
+    assert answer.reached
+    assert answer.set["--quantization"] == "fp8"
+    assert answer.caveats[0].startswith("--quantization fp8")
+    wide = solve(given("qwen3-32b", "l40s", version="0.19.0", gpu_count=4), Goal(1.0, 16384))
+    assert "--quantization" not in wide.set
+
+
+@pytest.mark.parametrize(
+    ("card", "version"),
+    [
+        ("l40s", "0.11.0"),  # this release loads all of it in 16 bits first
+        ("a40", "0.19.0"),  # this card does not compute in FP8
+    ],
+)
+def test_fp8_weights_are_not_promised_where_they_are_not_made(given, card, version):
+    item = given("qwen3-32b", card, version=version, gpu_count=1)
+    assert goal_that_starts(item, plan(item)) is None
+
+
+def test_a_goal_is_named_whose_flags_start(given):
+    item = given("qwen3-32b", "l40s", version="0.19.0", gpu_count=1)
+    assert goal_that_starts(item, plan(item)) == "concurrency=1"

@@ -26,15 +26,9 @@ def refused_arguments(message: str, engine: str | None) -> str:
 
 def nearest_flags(refused: str, engine: str | None) -> list[str]:
     """The flags that were probably meant by those that are refused and that no release has."""
-    import difflib  # noqa: PLC0415 - as the next, only for a refused command line
-
-    from oomwatch.engines import versions  # noqa: PLC0415
+    from oomwatch.engines.options import nearest_option  # noqa: PLC0415 - only where refused
 
     name = engine or ("sglang" if "sglang" in refused else "vllm")
     match = _REFUSED.search(refused)
-    if match is None or not versions.sampled(name):
-        return []
-    known = list(versions.table(name)["flags"])
-    unknown = [flag for flag in _FLAG.findall(match[1].replace("_", "-")) if flag not in known]
-    near = (difflib.get_close_matches(flag, known, n=1, cutoff=0.8) for flag in unknown)
-    return [flag for found in near for flag in found]
+    refused_flags = _FLAG.findall(match[1].replace("_", "-")) if match else []
+    return [near for flag in refused_flags if (near := nearest_option(name, flag)) is not None]
