@@ -46,7 +46,7 @@ _GENERAL: Final[Mapping[Direction, Move]] = {
         "more-host-memory",
         "Give the host more memory",
         "Give the host, or the container's limit, more memory, or run less beside {engine}.",
-        why="The host's memory ran out, not the GPU's.",
+        why="The container's limit or the host's memory ran out, not the GPU's.",
     ),
     "free_gpu": act(
         "free-the-gpu",

@@ -170,6 +170,14 @@ def more_host_memory(context: Context) -> Draft | None:
         )
         title = "Raise the memory limit"
         why = "The memory limit of the unit, container or pod was reached, not that of the GPU."
+    elif not own and not (context.number("host_total_bytes") or context.number("host_free_bytes")):
+        action = (
+            "Raise the memory limit of the unit, container or pod if it has one (MemoryMax=, "
+            "--memory or resources.limits.memory); else give the host more RAM or swap, or run "
+            "less beside the server."
+        )
+        title = "Raise the container's memory limit, or give the host more"
+        why = "The container's limit or the host's memory ran out, not the GPU's."
     else:
         action = (
             "Give the host more RAM or swap, or run less beside the server; protect the engine "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from oomwatch.causes import class_of
@@ -56,7 +56,7 @@ def found(
     cls = class_of(cause)
     if cls is None:
         raise KeyError(cause)
-    cited = tuple(evidence)
+    cited = tuple(_once(evidence))
     if at is None and cited and cited[0].at is None:
         at = _failed_at(facts, order)
     return Finding(
@@ -73,6 +73,16 @@ def found(
         strength=strength,
         order=order,
     )
+
+
+def _once(evidence: Iterable[Evidence]) -> Iterator[Evidence]:
+    """Each place once: two looks at a log may find the same line."""
+    seen: set[tuple[str, str, str | None]] = set()
+    for item in evidence:
+        place = (item.source, item.where, item.text)
+        if place not in seen:
+            seen.add(place)
+            yield item
 
 
 def _failed_at(facts: Facts, order: int | None) -> float | None:

@@ -287,7 +287,7 @@ def killed_while_loading(facts: Facts) -> Finding | None:
         facts,
         "host_oom_repack" if repack and _offloads(facts) else "host_oom_load",
         0.6,
-        "The process was killed (SIGKILL) while the model was being loaded and printed no error of its own: host memory most likely ran out.",
+        "The process was killed (SIGKILL) while the model was being loaded and printed no error of its own: the container's memory limit or the host's memory most likely ran out.",
         [cite(ending.line), *available(facts)],
         strength=STAGE,
         order=ending.order,

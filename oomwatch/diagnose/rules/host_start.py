@@ -131,7 +131,7 @@ def killed_in_build(facts: Facts) -> Finding | None:
         "host_oom_jit",
         0.63,
         "The process was killed (SIGKILL) while it built kernels and printed no error of its own: the compilers most likely"
-        " used up the host's memory.",
+        " used up the container's memory limit or the host's memory.",
         [cite(step.line), cite(killed[-1].line)],
         strength=STAGE,
         order=killed[-1].order,

@@ -78,6 +78,7 @@ ACTIONS: Final = {
     "Point CUDA_VISIBLE_DEVICES at a GPU that is free.": "把 CUDA_VISIBLE_DEVICES 指向空闲的 GPU。",
     "Raise LimitNOFILE= (ulimit -n 65536) for the server, and look for connections that are never closed.": "调高服务的 LimitNOFILE=（ulimit -n 65536），并查找从不关闭的连接。",
     "Raise memory= in .wslconfig, then run wsl --shutdown: the driver limits GPU allocations by the memory of the VM. Or run on native Linux.": "调高 .wslconfig 里的 memory=，再运行 wsl --shutdown：驱动按虚拟机的内存限制 GPU 分配。或者直接在 Linux 上运行。",
+    "Raise the memory limit of the unit, container or pod if it has one (MemoryMax=, --memory or resources.limits.memory); else give the host more RAM or swap, or run less beside the server.": "如果 systemd 单元、容器或 Pod 设有内存上限，就提高它（MemoryMax=、--memory 或 resources.limits.memory）；否则给主机增加内存或 swap，或减少与服务同机运行的程序。",
     "Raise the memory limit of the unit, container or pod[ (now {size})]: MemoryMax=, --memory or resources.limits.memory.": "提高 systemd 单元、容器或 Pod 的内存上限[（现为 {size}）]：MemoryMax=、--memory 或 resources.limits.memory。",
     "Raise the startup and liveness probe timeouts (or TimeoutStartSec=), or look up the eviction or reclaim in the orchestrator's events.": "放宽 startup 和 liveness 探针的超时（或 TimeoutStartSec=），或在编排系统的事件里查找驱逐或回收记录。",
     "Raise {flag}: it is divided among the parallel slots.": "调高 {flag}：它由各并行槽位平分。",

@@ -37,6 +37,7 @@ TITLES: Final = {
     "Free the port, or use another": "释放该端口，或换一个端口",
     "Give the KV cache more room": "给 KV 缓存更多空间",
     "Give the container more shared memory": "给容器更多共享内存",
+    "Raise the container's memory limit, or give the host more": "提高容器的内存上限，或增加主机内存",
     "Give the host more memory": "增加主机内存",
     "Give the server a GPU of its own": "让该服务独占一块 GPU",
     "Install a build for this GPU architecture": "安装与此 GPU 架构匹配的版本",
