@@ -12,7 +12,7 @@ from typing import Any, Final
 from oomwatch.engines.flags import as_number
 from oomwatch.remedies.context import Context
 from oomwatch.remedies.effects import HALVED, kv_change_bytes, rank_change
-from oomwatch.remedies.sufficiency_peaks import PEAKS, makes_room
+from oomwatch.remedies.sufficiency_peaks import PEAKS, makes_room, why_unsure
 from oomwatch.units import GIB, format_bytes
 
 _REFUSALS: Final = frozenset({"kv_lt_max_len", "kv_no_blocks", "weights_dont_fit"})
@@ -31,14 +31,16 @@ def sufficiency(
 ) -> tuple[bool | None, str]:
     """Whether the start would pass with these flags alone, and a sentence where it would not.
 
-    (None, "") for causes that are no such refusal, and where the figures do not say.
+    None for causes that are no such refusal, and where the figures do not say; then the sentence
+    says what they leave open, if they look as if they did.
     """
     if not (changes or unset):
         return None, ""
     if context.finding.cause in PEAKS:
-        return makes_room(changes, context), ""
+        room = makes_room(changes, context)
+        return room, "" if room else why_unsure(changes, context)
     if context.finding.cause not in _REFUSALS:
-        return None, ""
+        return None, why_unsure(changes, context)
     found = context.forecast.of(changes, unset) if context.forecast else None
     if found is not None:
         missing = found.after.bytes_per_request - found.after.kv_available_bytes

@@ -33,6 +33,11 @@ _AGAIN: Final = 0.5
 """What may follow in the same step, as a part of what was refused."""
 _DERIVED: Final = 0.02
 """A fraction of SGLang as near as this to its default may follow from the chunk."""
+_LEFT_OPEN: Final[Mapping[str, str]] = {
+    "cuda_graph_capture": "not surely the graphs that were still to be captured",
+    "fragmentation": "pieces too small to use may take it again",
+}
+"""What the figures of the message leave open."""
 _GRAPHS_OFF: Final = ("--enforce-eager", "--disable-cuda-graph")
 
 
@@ -51,6 +56,17 @@ def makes_room(changes: Mapping[str, Any], context: Context) -> bool | None:
     if context.finding.cause == "prefill_activation_peak":
         return _takes_less(changes, context, tried=tried, free=free)
     return None
+
+
+def why_unsure(changes: Mapping[str, Any], context: Context) -> str:
+    """A sentence where the figures of a step exceed what was missing, and still are no proof."""
+    moved, missing = kv_change_bytes(changes, context), context.shortage_bytes
+    left = _LEFT_OPEN.get(context.finding.cause)
+    if context.finding.cause in PEAKS:
+        left = left or "not surely what the same step asks for next"
+    if not left or not missing or moved is None or -moved < missing:
+        return ""
+    return f"That covers what was missing, but {left}."
 
 
 def _graphs_to_come(context: Context) -> float | None:

@@ -117,6 +117,26 @@ def test_going_without_graphs_of_unknown_size_does_not_pass_over_a_lower_share()
     found = remedies("cuda_graph_capture", values, {SHARE: "0.97"}, **unnamed)
     assert found["no-cuda-graphs"].set
     assert next(iter(set_together(list(found.values())))).id == "lower-memory-share"
+    assert "not surely the graphs" in found["lower-memory-share"].why
+
+
+@pytest.mark.parametrize(
+    ("cause", "left_open"),
+    [
+        ("sampler_warmup", "not surely what the same step asks for next"),
+        ("fragmentation", "pieces too small to use may take it again"),
+    ],
+)
+def test_figures_above_what_was_missing_that_prove_nothing_say_what_they_leave_open(
+    cause: str, left_open: str
+) -> None:
+    values = {"tried_bytes": 6.0, "free_bytes": 4.0, "reserved_unallocated_bytes": 8.0}
+    share = remedies(cause, values, {SHARE: "0.95"})["lower-memory-share"]
+    assert share.enough is None
+    assert left_open in share.why
+    proven = remedies("sampler_warmup", {"tried_bytes": 0.5, "free_bytes": 0.3}, {SHARE: "0.95"})
+    assert proven["lower-memory-share"].enough
+    assert "but not surely" not in proven["lower-memory-share"].why
 
 
 def test_nothing_is_said_without_the_figures_of_the_message() -> None:
