@@ -144,6 +144,26 @@ def test_an_empty_pool_that_starts_nothing(waiting, expected):
     assert recorded(rows) == expected
 
 
+@pytest.mark.parametrize(("tokens", "sure"), [(4096, True), (147360, False)])
+def test_a_pool_that_holds_every_request_is_less_surely_too_small(tmp_path, tokens, sure):
+    path = tmp_path / "server.log"
+    start = [
+        "INFO 10-20 08:00:00 [api_server.py:1839] vLLM API server version 0.11.0",
+        "INFO 10-20 08:00:01 [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='/models/m', max_seq_len=8192",
+        f"INFO 10-20 08:01:00 [kv_cache_utils.py:1087] GPU KV cache size: {tokens:,} tokens",
+        "INFO:     Application startup complete.",
+    ]
+    load = "INFO 10-20 09:{:02}:00 [loggers.py:123] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 tokens/s, Running: 0 reqs, Waiting: 1 reqs, GPU KV cache usage: 0.0%, Prefix cache hit rate: 0.0%"
+    path.write_text("\n".join([*start, *(load.format(minute) for minute in range(6))]) + "\n")
+    read = read_log(str(path), zone=datetime.UTC, written_at=1780000000.0)
+    diagnosis = diagnose(Inputs(generated_at=0.0, logs=(LogInput("server.log", read),)))
+    found = diagnosis.incidents[0].finding
+    assert found.cause == "kv_request_never_fits"
+    assert found.summary.startswith("A request has waited for 5 min ")
+    assert (found.confidence > 0.8) == sure
+    assert ("something else may hold it back" in found.summary) == (not sure)
+
+
 def test_a_full_pool_without_requests_leaks():
     rows = [(30.0, 0.0, 0.6, 0.0)] * 10 + [(0.0, 3.0, 0.97, 0.0)] * 12
     assert recorded(rows) == "kv_pool_leak"

@@ -305,18 +305,19 @@ def never_fits(facts: Facts) -> Finding | None:
     if not flat or (seconds is not None and seconds < 30):
         return None
     engine = facts.engine
-    small = (
-        engine.kv_tokens is not None
-        and engine.max_model_len is not None
-        and engine.kv_tokens < engine.max_model_len
-    )
+    told = engine.kv_tokens is not None and engine.max_model_len is not None
+    small = told and (engine.kv_tokens or 0) < (engine.max_model_len or 0)
     override = facts.argument("--num-gpu-blocks-override") or (
         facts.said("vllm.blocks_override") is not None
     )
-    pool = (
-        f" The pool holds {format_count(engine.kv_tokens)} tokens, the length allows {format_count(engine.max_model_len)}."
-        if small
-        else ""
+    holds_any = told and not small and not override
+    pool = f"The pool holds {format_count(engine.kv_tokens)} tokens, the length allows {format_count(engine.max_model_len)}"
+    lasting = f"has waited for {format_duration(seconds)}" if seconds else "waits"
+    means = (
+        f"the scheduler does not start it, as it does not where a request needs more than the whole pool. {pool}: by these figures any request fits, so something else may hold it back."
+        if holds_any
+        else "it needs more than the whole pool and will never start."
+        + (f" {pool}." if small else "")
     )
     evidence: list[Evidence] = [first.evidence, last.evidence]
     evidence += [
@@ -331,8 +332,8 @@ def never_fits(facts: Facts) -> Finding | None:
     return found(
         facts,
         "kv_request_never_fits",
-        0.9 if small or override else 0.75,
-        f"A request waits{f' since {format_duration(seconds)}' if seconds else ''} with nothing running and an empty KV cache: it needs more than the whole pool and will never start.{pool}",
+        0.9 if small or override else 0.6 if holds_any else 0.75,
+        f"A request {lasting} with nothing running and an empty KV cache: {means}",
         evidence,
         strength=COUNTERS,
         values={
@@ -343,6 +344,9 @@ def never_fits(facts: Facts) -> Finding | None:
             "max_model_len": engine.max_model_len,
             "override": bool(override),
         },
+        unseen=("What the scheduler waits for: the request's length, and the pool's size now.",)
+        if holds_any
+        else (),
     )
 
 
