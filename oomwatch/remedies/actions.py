@@ -18,16 +18,19 @@ def act(
     direction: Direction | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Move:
-    """A step that only says what to do; ``{engine}`` becomes the engine's name."""
+    """A step that only says what to do, in the words of its engine (see `Context.words`).
+
+    ``{engine}`` becomes the engine's name.
+    """
 
     def move(context: Context) -> Draft:
         named = {"engine": context.engine.fork or context.label}
         return Draft(
             id=id,
-            title=title.format_map(named),
-            why=(why or title + ".").format_map(named),
+            title=context.words(title).format_map(named),
+            why=context.words(why or title + ".").format_map(named),
             cost=cost,
-            action=action.format_map(named),
+            action=context.words(action).format_map(named),
             direction=direction,
             env=dict(env or {}),
         )

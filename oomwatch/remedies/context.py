@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
@@ -126,6 +127,10 @@ class Context:
     def label(self) -> str:
         """The engine's name for people."""
         return _LABELS.get(self.name or "", self.name or "the engine")
+
+    def words(self, text: str) -> str:
+        """A text with those of its asides, ``[[vllm,sglang: ...]]``, that are of this engine."""
+        return _ASIDE.sub(lambda aside: aside[2] if self.name in aside[1].split(",") else "", text)
 
     @property
     def version(self) -> str | None:
@@ -281,6 +286,7 @@ class Context:
         return self.engine.block_size_tokens or 16
 
 
+_ASIDE: Final = re.compile(r"\[\[([\w.,]+):([^\]]*)\]\]")
 _SMALLEST: Final = 1e-4
 _LARGEST: Final = 2**62
 

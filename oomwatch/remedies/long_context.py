@@ -36,8 +36,8 @@ FEWER_SAMPLES: Final = act(
 OTHER_ATTENTION: Final = act(
     "other-attention-backend",
     "Use another attention backend",
-    "Try another attention backend (--attention-backend), or data-parallel attention for MLA "
-    "models.",
+    "Try another attention backend[[vllm,sglang: (--attention-backend), or data-parallel attention "
+    "for MLA models]][[tgi: (ATTENTION=)]].",
     why="How the workspace grows with the context depends on the backend.",
     cost="Perhaps slower.",
 )
@@ -65,7 +65,7 @@ PLANS: Final[dict[str, Plan]] = {
         upgrade_before(
             "0.11.0",
             "whose attention workspace is bounded.",
-            why="The allocation grows with the context; vLLM 0.11.0 caps it for MLA.",
+            why="The allocation grows with the context[[vllm:; vLLM 0.11.0 caps it for MLA]].",
         ),
         load.smaller_batch,
         load.fewer_sequences,

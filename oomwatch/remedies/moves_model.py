@@ -55,8 +55,10 @@ def smaller_images(context: Context) -> Draft | None:
             title="Limit the size of images",
             why="The tokens of an image grow with its pixels.",
             cost="Less detail.",
-            action="Limit the pixels of an image with the processor's own setting "
-            "(--mm-processor-kwargs), or scale images down at the gateway.",
+            action=context.words(
+                "Limit the pixels of an image with the processor's own setting"
+                "[[vllm: (--mm-processor-kwargs)]], or scale images down at the gateway."
+            ),
         )
     old = json_object(context.given("--mm-processor-kwargs"))
     pixels = old.get("max_pixels")
@@ -133,8 +135,10 @@ def no_speculation(context: Context) -> Draft | None:
         unset=given,
         action=None
         if given
-        else "Start without speculative decoding (remove the --speculative options), "
-        "or with a smaller draft model.",
+        else context.words(
+            "Start without speculative decoding[[vllm,sglang: (remove the --speculative options)]]"
+            ", or with a smaller draft model."
+        ),
     )
 
 

@@ -242,8 +242,8 @@ PLANS: Final[dict[str, Plan]] = {
         act(
             "other-backend",
             "Choose another attention backend",
-            "Choose another attention or kernel backend (--attention-backend), or upgrade: the "
-            "kernel does not support the model's shape.",
+            "Choose another attention or kernel backend[[vllm,sglang: (--attention-backend)]], or "
+            "upgrade: the kernel does not support the model's shape.",
             why="A kernel refused the shape; the list of memory remedies around it is generic.",
         ),
     ),
@@ -251,8 +251,9 @@ PLANS: Final[dict[str, Plan]] = {
         no_custom_all_reduce,
         act(
             "no-custom-all-reduce-by-hand",
-            "Start with --disable-custom-all-reduce",
-            "Disable the custom all-reduce, and expandable segments if they are on.",
+            "Start without the custom all-reduce",
+            "Disable the custom all-reduce[[vllm,sglang: (--disable-custom-all-reduce)]], and "
+            "expandable segments if they are on.",
             why="Registering graph buffers between processes failed, not an allocation.",
         ),
     ),
@@ -270,8 +271,8 @@ PLANS: Final[dict[str, Plan]] = {
         act(
             "larger-workspace",
             "Upgrade, or enlarge the library's workspace",
-            "Upgrade {engine} and the library; where it has a setting (such as "
-            "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE) enlarge the workspace buffer.",
+            "Upgrade {engine} and the library; where it has a setting[[vllm: "
+            "(such as VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE)]] enlarge the workspace buffer.",
             why="A buffer of fixed size overflowed while the card had memory left.",
         ),
     ),
@@ -307,8 +308,8 @@ PLANS: Final[dict[str, Plan]] = {
         act(
             "free-port",
             "Free the port, or use another",
-            "Stop what listens on the port (ss -ltnp), or start with another --port (VLLM_PORT "
-            "for internal ones), then retry.",
+            "Stop what listens on the port (ss -ltnp), or start with another --port[[vllm: "
+            "(VLLM_PORT for internal ones)]], then retry.",
             why="The address is in use, often by an earlier server.",
         ),
     ),

@@ -27,7 +27,9 @@ def balance_stages(context: Context) -> Draft | None:
         if even != [int(part) for part in parts]:
             env = {variable: ",".join(map(str, even))}
     how = (
-        f"set {variable}={env[variable]}" if env else f"move layers off the full stage ({variable})"
+        f"set {variable}={env[variable]}"
+        if env
+        else context.words(f"move layers off the full stage[[vllm: ({variable})]]")
     )
     return Draft(
         id="balance-layers",
@@ -113,8 +115,9 @@ PLANS: Final[dict[str, Plan]] = {
         act(
             "other-backend",
             "Use a kernel backend that does not repack the weights",
-            "Choose a quantization backend that needs no repacking (for MXFP4 another VLLM_MXFP4 "
-            "backend, for Marlin another kernel), or another format of the checkpoint.",
+            "Choose a quantization backend that needs no repacking[[vllm: (for MXFP4 another "
+            "VLLM_MXFP4 backend, for Marlin another kernel)]], or another format of "
+            "the checkpoint.",
             why="Repacking holds the loaded and the repacked weights together.",
             cost="Perhaps slower kernels.",
         ),
@@ -135,7 +138,9 @@ PLANS: Final[dict[str, Plan]] = {
             "Start each engine when the other is ready, or give each its own GPU.",
             why="What another engine takes while this one measures is charged to this one.",
         ),
-        upgrade("(vLLM 0.9.1 and later charge only what the engine itself takes)."),
+        on_engine(
+            "vllm", upgrade("(vLLM 0.9.1 and later charge only what the engine itself takes).")
+        ),
     ),
     "kv_lt_max_len": Plan(
         "more_kv",
@@ -292,7 +297,7 @@ PLANS: Final[dict[str, Plan]] = {
             "warm-kernel-cache",
             "Use prebuilt kernels or keep the kernel cache",
             "Install prebuilt kernels, or build them once where there is memory and keep the JIT "
-            "cache (~/.cache/flashinfer, ~/.cache/vllm, ~/.triton) on a volume.",
+            "cache (~/.cache/flashinfer[[vllm:, ~/.cache/vllm]], ~/.triton) on a volume.",
             why="A warm cache builds nothing at start.",
         ),
         host.more_host_memory,

@@ -98,7 +98,7 @@ REASONS: Final = {
     "The V2 runner is newer; some growth of host memory occurs only with it.": "V2 runner 较新；有些主机内存增长只在用它时出现。",
     "The address is in use, often by an earlier server.": "该地址已被占用，常常是之前的服务还在。",
     "The allocation grows with the context.": "这项分配随上下文增长。",
-    "The allocation grows with the context; vLLM {version} caps it for MLA.": "这项分配随上下文增长；vLLM {version} 为 MLA 设了上限。",
+    "The allocation grows with the context[; vLLM {version} caps it for MLA].": "这项分配随上下文增长[；vLLM {version} 为 MLA 设了上限]。",
     "The binary holds no code for the compute capability of this card.": "二进制里没有适用于这张卡计算能力的代码。",
     "The cache of keys and values is too small for what has to run.": "KV 缓存放不下要运行的请求。",
     "The card is in use.": "这张卡正在被使用。",

@@ -100,7 +100,7 @@ TITLES: Final = {
     "Split the model over {gpus} GPUs": "把模型切分到 {gpus} 块 GPU",
     "Spread the adapters over more servers": "把 LoRA 适配器分散到更多服务",
     "Start the engines one after another": "逐个启动各引擎",
-    "Start with --disable-custom-all-reduce": "启动时加上 --disable-custom-all-reduce",
+    "Start without the custom all-reduce": "启动时不用自定义 all-reduce",
     "Stop the other process on the GPU": "停止 GPU 上的其他进程",
     "Store the KV cache as FP8": "以 FP8 存储 KV 缓存",
     "Store the KV cache in 8-bit integers with a scale per token and head": "以 8 位整数存储 KV 缓存（按 token 和 head 缩放）",
