@@ -225,18 +225,23 @@ def aligned(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
 
 
 def _story(incident: StoredIncident, known: Acknowledgement | None) -> Iterator[str]:
-    """What happened, a line each; what the report below says too is not said twice."""
+    """What happened, a line each in order of time; what the report below says is not repeated."""
+    for at, text in sorted(_events(incident, known), key=lambda event: event[0]):
+        yield f"{_local(at)}  {text}"
+
+
+def _events(incident: StoredIncident, known: Acknowledgement | None) -> Iterator[tuple[float, str]]:
     from oomwatch.notify.message import resolution_of
 
     said = _sentence(incident) if incident.diagnosis else None
     for trigger in incident.triggers[:20]:
         text = "" if trigger.text in (said, None) else f": {trigger.text}"
-        yield f"{_local(trigger.at)}  {trigger.kind}{text}"
+        yield trigger.at, f"{trigger.kind}{text}"
     if known is not None:
-        yield f"{_local(known.at)}  {_looked_after(known)}"
+        yield known.at, _looked_after(known)
     over = resolution_of(incident)
     if over is not None:
-        yield f"{_local(incident.closed_at or 0)}  {over}"
+        yield incident.closed_at or 0, over
 
 
 def _looked_after(known: Acknowledgement) -> str:

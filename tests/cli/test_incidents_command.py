@@ -213,6 +213,17 @@ def test_it_says_with_what_it_was_over(stored):
     assert "It serves again, with other flags." in run("show", "--store", path).output
 
 
+def test_what_happened_stands_in_order_of_time(stored):
+    seen = (
+        Trigger("oom_kill", AT + 30, "vllm-0", text="the kernel killed it"),
+        Trigger("log_failure", AT, "vllm-0", text="it failed"),
+        Trigger("restart", AT + 60, "vllm-0", text="it started again"),
+    )
+    output = run("show", "--store", stored(incident("aaa111", AT, triggers=seen))).output
+    places = [output.index(f"{kind}: ") for kind in ("log_failure", "oom_kill", "restart")]
+    assert places == sorted(places)
+
+
 @pytest.mark.parametrize(
     ("identity", "says"),
     [
