@@ -6,6 +6,7 @@ import dataclasses
 
 from oomwatch.diagnose.facts import Facts, cite
 from oomwatch.records import EngineSample, Evidence
+from oomwatch.units import format_share
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,15 +54,19 @@ def _tells_load(sample: EngineSample) -> bool:
     return sample.running is not None or sample.kv_usage_ratio is not None
 
 
+def _count(value: float | None) -> str | None:
+    return None if value is None else f"{value:g}"
+
+
 def _from_sample(sample: EngineSample) -> Point:
     usage = sample.kv_usage_ratio
     text = ", ".join(
-        f"{name} {value:g}"
+        f"{name} {value}"
         for name, value in (
-            ("running", sample.running),
-            ("waiting", sample.waiting),
-            ("KV usage", usage),
-            ("preemptions", sample.preemptions_total),
+            ("running", _count(sample.running)),
+            ("waiting", _count(sample.waiting)),
+            ("KV usage", None if usage is None else format_share(usage)),
+            ("preemptions", _count(sample.preemptions_total)),
         )
         if value is not None
     )

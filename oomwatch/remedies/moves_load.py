@@ -283,7 +283,7 @@ def larger_context(context: Context) -> Draft | None:
 
 
 def _shorter(flag: str, new: int, old: float | None, reason: str) -> Draft:
-    before = f" instead of {format_count(old)}" if old else ""
+    before = f" instead of {old:.0f}" if old else ""  # both as flags are written
     return Draft(
         id="shorter-context",
         title=f"Allow at most {format_count(new)} tokens a request",

@@ -144,7 +144,7 @@ class _Page:
         color = _VERDICT_COLORS[verdict]
         self.body.append(f'<h1 style="color:{color}">{_text(named)}</h1>')
         self.body.append(f'<p class="facts">{_text(" · ".join(facts))}</p>')
-        if later := later_start(self.diagnosis, finding, self.texts):
+        if later := later_start(self.diagnosis, finding, self.texts, self.lang):
             self.body.append(f"<p>{_text(later)}</p>")
         if self.lang != "en" and (sentence := meaning(finding.cause, self.lang)):
             self.body.append(f"<p>{_text(sentence)}</p>")

@@ -117,7 +117,7 @@ class _Writer:
         facts = phrases.finding_facts(finding, engine, self.texts)
         facts += told_apart(self.diagnosis, engine)
         self._add(" · ".join([code(facts[0]), *map(escape, (*facts[1:], *more))]))
-        if later := later_start(self.diagnosis, finding, self.texts):
+        if later := later_start(self.diagnosis, finding, self.texts, self.lang):
             self._add(escape(later))
         if self.lang != "en" and (sentence := meaning(finding.cause, self.lang)):
             self._add(escape(sentence))

@@ -165,6 +165,8 @@ def statement(item: Evidence, limit: int) -> str:
     if not text or not value:
         return text or value
     quoted = item.source in ("log", "kernel") or value in text
+    if item.unit == "ratio" and isinstance(item.value, float):
+        quoted = quoted or format_share(item.value) in text
     return text if quoted else f"{text} ({value})"
 
 

@@ -123,7 +123,7 @@ class _Report:
         facts = phrases.finding_facts(finding, engine, self.texts)
         facts += told_apart(self.diagnosis, engine)
         self.sheet.flow([*facts, *more], " · ", "dim")
-        if later := later_start(self.diagnosis, finding, self.texts):
+        if later := later_start(self.diagnosis, finding, self.texts, self.lang):
             self.sheet.text(later)
 
     def _why(self, finding: Finding) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from report_samples import SGLANG, VLLM, kv_lt_max_len
 
-from oomwatch.records import Diagnosis, Phase
+from oomwatch.records import Diagnosis, Phase, Risk
 from oomwatch.report.html import render_html
 from oomwatch.report.json_read import from_json
 from oomwatch.report.json_report import to_json
@@ -66,3 +66,25 @@ def test_the_only_start_has_none_after_it() -> None:
 def test_a_stored_report_says_it_as_well() -> None:
     again = from_json(to_json(restarted("serving")))
     assert render_text(again) == render_text(restarted("serving"))
+
+
+@pytest.mark.parametrize(
+    ("lang", "said"),
+    [
+        ("en", "It is at risk itself: The KV cache is full"),
+        ("zh", "但它本身也有风险：KV 缓存已满"),
+    ],
+)
+def test_a_later_start_that_is_at_risk_is_not_called_well(lang: Language, said: str) -> None:
+    diagnosis = restarted("serving")
+    finding = dataclasses.replace(
+        diagnosis.incidents[0].finding, cls="long_context", cause="kv_saturation"
+    )
+    told = {
+        name: dataclasses.replace(
+            diagnosis, risks=(Risk(dataclasses.replace(finding, engine_id=name)),)
+        )
+        for name in ("vllm-1", "vllm-1#1")
+    }
+    assert said in render_text(told["vllm-1"], lang=lang, quiet=True, width=200)
+    assert said not in render_text(told["vllm-1#1"], lang=lang, quiet=True, width=200)

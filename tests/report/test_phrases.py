@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -147,3 +148,12 @@ def test_beside_flags_it_is_said_what_prints_the_variables() -> None:
     steps = [step("find", env={"A": "1"}, set={"--a": "1"}), step("upgrade")]
     told = phrases.printed_steps(steps, "--format args", TEXTS)
     assert "--format args (variables: --format env) prints step 1." in told
+
+
+def test_a_share_that_the_text_names_is_not_added_to_it() -> None:
+    told = Evidence(
+        "metrics", "m", text="KV usage 99.8%, preemptions 2", value=0.9987, unit="ratio"
+    )
+    assert phrases.statement(told, 200) == "KV usage 99.8%, preemptions 2"
+    other = dataclasses.replace(told, text="pool")
+    assert phrases.statement(other, 200) == "pool (99.9 %)"

@@ -16,6 +16,8 @@ from oomwatch.records import Evidence, Finding
 from oomwatch.units import format_count, format_duration, format_share
 
 _FULL: Final = 0.97
+_TO_THE_BRIM: Final = 0.995
+"""Below it a share is told as nearly full."""
 _HIGH: Final = 0.9
 _MOST: Final = 0.5
 _FEW: Final = 8
@@ -195,7 +197,7 @@ def saturation(facts: Facts) -> Finding | None:
         facts,
         "kv_saturation",
         0.85 if at_end or sliding else 0.7,
-        f"The KV cache {'is' if at_end else 'was'} full ({format_share(worst.kv)}) and {format_count(worst.waiting)} requests {'wait' if at_end else 'waited'} with {format_count(worst.running)} running: the pool, not the card, limits this server.",
+        f"The KV cache {'is' if at_end else 'was'} {'full' if (worst.kv or 0) >= _TO_THE_BRIM else 'nearly full'} ({format_share(worst.kv)}) and {format_count(worst.waiting)} requests {'wait' if at_end else 'waited'} with {format_count(worst.running)} running: the pool, not the card, limits this server.",
         unique,
         strength=COUNTERS,
         risk=True,

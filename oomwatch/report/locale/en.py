@@ -75,6 +75,7 @@ TEXTS: Final = {
     # what became of the engine after an incident
     "later.serving": "A later start{when} serves.",
     "later.starting": "A later start{when} is under way and has not failed so far.",
+    "later.risk": " It is at risk itself: {risk}.",
     "later.when": " ({time})",
     # phases of an engine
     "phase.starting": "starting",

@@ -68,6 +68,7 @@ TEXTS: Final = {
     "valid_for": "适用于 {engine}",
     "later.serving": "之后的一次启动{when}正在服务。",
     "later.starting": "之后的一次启动{when}正在进行，尚未失败。",
+    "later.risk": "但它本身也有风险：{risk}。",
     "later.when": "（{time}）",
     "phase.starting": "启动中",
     "phase.serving": "服务中",
