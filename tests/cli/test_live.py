@@ -91,7 +91,7 @@ def test_the_log_is_newer_than_nothing_and_older_than_the_page(host):
     host.serve(LOG + full)
     (risk,) = host.diagnose().risks
     assert risk.finding.cause == "kv_saturation"
-    assert "was full" in risk.finding.summary
+    assert "was nearly full" in risk.finding.summary
 
 
 def test_a_server_that_starts_is_undecided_without_alarm(host):
