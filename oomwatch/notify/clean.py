@@ -73,7 +73,8 @@ def clean_text(text: object, limit: int) -> str:
     line = clean(text, LONGEST)
     if line.endswith(ELLIPSIS):  # half a key is not recognized as one
         line = line[: max(line.rfind(" "), LONGEST - _LONGEST_KEY)] + ELLIPSIS
-    return clean(_without_request(_without_signs(line)), limit)
+    # Requests are looked for twice: what hides a key may take the name of the field beside it.
+    return clean(_without_request(_without_signs(_without_request(line))), limit)
 
 
 def without_calls(text: str) -> str:

@@ -191,6 +191,11 @@ def test_a_real_log_with_hostile_lines(tmp_path):
         check_bodies(Notice(f"msg_{kind}", kind, AT, (told,)), "en")
 
 
+def test_a_key_beside_a_prompt():
+    """Several keys may follow the option: what hides them takes the first words of the request."""
+    check(f'--api-key {KEY}  {{"messages": [{{"role": "user", "content": "{PROMPT}"}}]}}')
+
+
 @given(TEXTS)
 @settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
