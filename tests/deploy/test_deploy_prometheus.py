@@ -179,7 +179,7 @@ def test_from_a_log_line_to_an_alert_with_a_page_that_opens(tmp_path, fake_nvml)
             "the alert is in Alertmanager",
         )
         (alert,) = fired
-        (incident,) = [i for i in agent.incidents() if i.engine_id == engine.id]
+        (incident,) = agent.wait_for(lambda: agent.incidents(engine.id), "it is stored")
         assert alert["labels"]["incident_id"] == incident.id
         assert alert["labels"]["engine_id"] == engine.id
         assert [receiver["name"] for receiver in alert["receivers"]] == ["inference-oncall"]

@@ -172,7 +172,7 @@ def test_a_host_from_its_start_to_the_end_of_its_engine(
         engine.kill_core()
         page = await_page(agent, free_port, lambda p: p("incident_open"), "the incident is open")
         (labels,) = page.labels("incident_open")
-        (incident,) = agent.incidents()
+        (incident,) = agent.wait_for(agent.incidents, "it is stored")
         assert labels["incident_id"] == incident.id
         assert (labels["kind"], labels["cause"]) == ("failure", "killed_by_signal")
         assert labels["severity"] == "critical"  # it serves no more
