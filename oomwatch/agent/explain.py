@@ -91,11 +91,15 @@ class Explainer:
             live=True,
         )
         try:
-            return with_remedies(diagnose(inputs))
+            found = diagnose(inputs)
         finally:
             # A judgement leaves megabytes in cycles. Left to itself the collector comes for them
             # after the next one has taken as much again, and what lives long settles in between.
             del inputs, series
+            gc.collect()
+        try:
+            return with_remedies(found)  # in the room that the judgement has left
+        finally:
             gc.collect()
 
 
